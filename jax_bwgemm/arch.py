@@ -1,0 +1,79 @@
+"""Facts of silicon, one frozen record per device; every number with its source. Knows no tile and no problem."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Arch:
+    """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock.
+
+    `l2_read_bytes_per_clk` is what one SM gets out of the L2 cache while all of them read.
+    """
+
+    name: str
+    target: str
+    compute_capability: tuple[int, int]
+    num_sms: int
+    clock_ghz: float
+    bf16_flops_per_clk: int
+    smem_bytes: int
+    tmem_cols: int
+    l2_bytes: int
+    l2_read_bytes_per_clk: float
+    memory_tb_per_s: float
+    source: str
+
+    @property
+    def peak_tflops(self) -> float:
+        """bf16 with float32 accumulation at `clock_ghz`, in TFLOP/s."""
+        return self.num_sms * self.clock_ghz * self.bf16_flops_per_clk / 1e3
+
+
+_SMEM_227_KIB = 227 * 1024  # CUDA C++ programming guide, technical specifications: 227 KB a block for 9.0 and 10.x
+_HOPPER_L2_READ = 5120 / 132  # NVIDIA A100 whitepaper: 5120 B/clk for the whole cache; none stated for H100, kept
+_BLACKWELL_L2_READ = 81.0  # published TMA microbenchmark on a B200, one SM reading; all at once is not published
+
+ARCHS = {
+    arch.name: arch
+    for arch in (
+        Arch("h100", "sm_90a", (9, 0), 132, 1.83, 4096, _SMEM_227_KIB, 0, 50 * 2**20, _HOPPER_L2_READ, 3.35,
+             "NVIDIA H100 datasheet and whitepaper (SXM)"),
+        Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, _SMEM_227_KIB, 0, 60 * 2**20, _HOPPER_L2_READ, 4.3,
+             "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth"),
+        Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, _SMEM_227_KIB, 512, 126 * 2**20, _BLACKWELL_L2_READ, 7.7,
+             "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project"),
+        Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, _SMEM_227_KIB, 512, 126 * 2**20, _BLACKWELL_L2_READ, 8.0,
+             "NVIDIA Blackwell Ultra datasheet; not measured by this project"),
+    )
+}  # fmt: skip
+
+TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+
+
+def family(target: str) -> str:
+    """"hopper" (wgmma) or "blackwell" (tcgen05): which kernel source a target is compiled from."""
+    if target not in TARGETS:
+        raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}")
+    return "hopper" if target == "sm_90a" else "blackwell"
+
+
+def by_name(name: str) -> Arch:
+    """The device called `name`, a key of `ARCHS`."""
+    if name not in ARCHS:
+        raise ValueError(f"`device` requires one of {', '.join(ARCHS)}, got {name!r}")
+    return ARCHS[name]
+
+
+def detect(kind: str, compute_capability: str, num_sms: int | None = None) -> Arch | str:
+    """The record of a device as its driver describes it ("NVIDIA H200", "9.0"), else one sentence why there is none.
+
+    A device whose kind is not listed takes the first record of its compute capability; `num_sms` overrides its SMs.
+    """
+    same = [arch for arch in ARCHS.values() if "{}.{}".format(*arch.compute_capability) == compute_capability]
+    if not same:
+        legal = ", ".join(dict.fromkeys("{}.{}".format(*arch.compute_capability) for arch in ARCHS.values()))
+        return f"a device requires compute capability {legal}, got {compute_capability} ({kind})"
+    arch = next((arch for arch in same if arch.name.upper() in kind.upper()), same[0])
+    return dataclasses.replace(arch, num_sms=num_sms or arch.num_sms)

@@ -1,0 +1,25 @@
+"""Fixtures for every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jax_bwgemm.config import forget_reported
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from outside, and every test sees its warnings."""
+    monkeypatch.delenv("JAX_BWGEMM_ON_FALLBACK", raising=False)
+    monkeypatch.delenv("JAX_BWGEMM_DEVICE", raising=False)
+    forget_reported()
+    yield
+    forget_reported()
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA may compute without a word."""
+    monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
