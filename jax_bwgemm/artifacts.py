@@ -1,0 +1,223 @@
+"""The manifest beside the cubins: written by the build, read when a call is lowered. Never touches CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jax_bwgemm._version import __version__
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+REMEDY = "run `python -m jax_bwgemm build`"
+PARAM_KINDS = (
+    "tma_a",
+    "tma_b",
+    "tma_c",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "a_batch_step",
+    "b_batch_step",
+    "raster_group",
+    "raster_along_n",
+    "alpha",
+    "bias",
+)
+_OPERANDS = ("a", "b", "c")
+
+
+class ManifestError(ValueError):
+    """A manifest or a cubin that this version cannot use; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One leaf of the kernel's parameter block; `offset` and `size` in bytes."""
+
+    kind: str
+    offset: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in PARAM_KINDS:
+            raise ManifestError(f"a parameter's kind requires one of {', '.join(PARAM_KINDS)}, got {self.kind!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TmaFacts:
+    """The box of one issued TMA instruction, innermost dimension first, in elements."""
+
+    box: tuple[int, int, int]
+    swizzle_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the launcher and a maintainer need to know of one cubin."""
+
+    variant: Variant
+    entry: str
+    num_threads: int
+    smem_bytes: int
+    num_stages: int
+    tmem_cols: int
+    params: tuple[Param, ...]
+    param_bytes: int
+    tma: dict[str, TmaFacts]
+    registers: int
+    spill_bytes: int
+    sass: dict[str, int]
+    cubin_sha256: str
+    source_sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and dictionaries; the variant's fields stand beside the entry's own."""
+        fields = dataclasses.asdict(self)
+        return {"name": self.name} | fields.pop("variant") | fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Entry:
+        """The inverse of `to_json`. A missing or unknown key, or a name that is not the variant's, is an error."""
+        where = f"variant {fields.get('name', '?')}"
+        _require_keys({"name"} | _names(Variant) | _names(cls) - {"variant"}, fields, where)
+        variant = Variant(**{k: fields[k] for k in _names(Variant)} | {"tile": _build(Tile, fields["tile"], where)})
+        if variant.name != fields["name"]:
+            raise ManifestError(f"{where}: its fields require the name {variant.name}, got {fields['name']}")
+        _require_keys(set(_OPERANDS), fields["tma"], f"{where}, `tma`")
+        own = {k: fields[k] for k in _names(cls) - {"variant"}}
+        own["params"] = tuple(_build(Param, param, where) for param in fields["params"])
+        own["tma"] = {k: _tma_facts(fields["tma"][k], where) for k in _OPERANDS}
+        return cls(variant=variant, **own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """One artifact directory: its entries by name."""
+
+    directory: pathlib.Path
+    cutlass_dsl: str
+    entries: dict[str, Entry]
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Manifest:
+        """Reads `manifest.json`. Raises `ManifestError` with a remedy if this version of the package cannot use it."""
+        path = pathlib.Path(directory) / MANIFEST_NAME
+        try:
+            text = path.read_text()
+        except OSError:
+            raise ManifestError(f"no cubins: {path} cannot be read; {REMEDY}") from None
+        return cls._parse(path, text)
+
+    @classmethod
+    def _parse(cls, path: pathlib.Path, text: str) -> Manifest:
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise ManifestError(f"{path} requires JSON, got {error}; {REMEDY}") from None
+        for key, required in (("format", FORMAT), ("package_version", __version__)):
+            if not isinstance(fields, dict) or fields.get(key) != required:
+                got = fields.get(key) if isinstance(fields, dict) else None
+                raise ManifestError(f"{path} requires {key} {required!r}, got {got!r}; {REMEDY}")
+        _require_keys({"format", "package_version", "cutlass_dsl", "variants"}, fields, str(path))
+        entries = [Entry.from_json(entry) for entry in fields["variants"]]
+        return cls(path.parent, fields["cutlass_dsl"], {entry.name: entry for entry in entries})
+
+
+def write_manifest(directory: str | os.PathLike[str], entries: Iterable[Entry], cutlass_dsl: str = "") -> pathlib.Path:
+    """Writes `manifest.json` for this version of the package, sorted by name, by an atomic rename; returns its path."""
+    variants = [entry.to_json() for entry in sorted(entries, key=lambda entry: entry.name)]
+    fields = {"format": FORMAT, "package_version": __version__, "cutlass_dsl": cutlass_dsl, "variants": variants}
+    path = pathlib.Path(directory) / MANIFEST_NAME
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(fields, indent=1) + "\n")
+    scratch.replace(path)
+    return path
+
+
+def artifact_dirs() -> tuple[pathlib.Path, ...]:
+    """Where cubins are looked for: the directories of `JAX_BWGEMM_ARTIFACTS`, else the package's own.
+
+    An editable install has two package directories: the sources and what was built.
+    """
+    if named := [part for part in os.environ.get("JAX_BWGEMM_ARTIFACTS", "").split(os.pathsep) if part]:
+        return tuple(map(pathlib.Path, named))
+    package = sys.modules[__name__.rpartition(".")[0]]
+    own = [pathlib.Path(directory) / "_artifacts" for directory in package.__path__]
+    return tuple(directory for directory in own if directory.is_dir()) or tuple(own[:1])
+
+
+def find(variant: Variant) -> Entry | str:
+    """The entry of `variant` in the first artifact directory that has it with its cubin, else one sentence why not."""
+    reasons = []
+    for directory in artifact_dirs():
+        try:
+            entry = _load_cached(directory, _mtime_ns(directory / MANIFEST_NAME)).entries.get(variant.name)
+        except ManifestError as error:
+            reasons.append(str(error))
+            continue
+        if entry is None:
+            reasons.append(f"no cubin {variant.name} in {directory}; {REMEDY}")
+        elif not (directory / f"{variant.name}.cubin").exists():
+            reasons.append(f"{directory / variant.name}.cubin is in the manifest but missing; {REMEDY}")
+        else:
+            return entry
+    return "; ".join(reasons)
+
+
+def verify(directory: str | os.PathLike[str]) -> list[str]:
+    """One sentence for every cubin of the manifest that is missing or not what was built; raises `ManifestError`."""
+    manifest = Manifest.load(directory)
+    reasons = []
+    for entry in manifest.entries.values():
+        path = manifest.directory / f"{entry.name}.cubin"
+        if not path.exists():
+            reasons.append(f"{path} is in the manifest but missing; {REMEDY}")
+        elif (digest := hashlib.sha256(path.read_bytes()).hexdigest()) != entry.cubin_sha256:
+            reasons.append(f"{path} requires sha256 {entry.cubin_sha256}, got {digest}; {REMEDY}")
+    return reasons
+
+
+@functools.lru_cache(maxsize=16)
+def _load_cached(directory: pathlib.Path, mtime_ns: int) -> Manifest:
+    return Manifest.load(directory)
+
+
+def _mtime_ns(path: pathlib.Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else -1
+
+
+def _names(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+def _build(cls: Any, fields: Mapping[str, Any], where: str) -> Any:
+    _require_keys(_names(cls), fields, f"{where}, {cls.__name__}")
+    return cls(**fields)
+
+
+def _tma_facts(fields: Mapping[str, Any], where: str) -> TmaFacts:
+    facts: TmaFacts = _build(TmaFacts, fields, where)
+    columns, rows, batch = facts.box
+    return dataclasses.replace(facts, box=(columns, rows, batch))
+
+
+def _require_keys(required: set[str], fields: Mapping[str, Any], where: str) -> None:
+    if missing := sorted(required - fields.keys()):
+        raise ManifestError(f"{where} requires the key {missing[0]!r}, got none; {REMEDY}")
+    if unknown := sorted(fields.keys() - required):
+        raise ManifestError(f"{where} requires no key {unknown[0]!r}, got one; {REMEDY}")

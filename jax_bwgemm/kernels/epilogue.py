@@ -1,0 +1,81 @@
+"""What happens to an accumulator before it is stored: a chain of steps, composed at compile time.
+
+A step works in place on float32 values in registers. It knows nothing of warpgroups or TMEM: the kernel describes
+where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """`width` neighbouring columns from `column` (relative to the thread's first); one index tuple for each row."""
+
+    column: int
+    width: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+class Scale:
+    """v *= alpha."""
+
+    kind = "scale"
+    params = ("alpha",)
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
+        values.store(values.load() * args["alpha"])
+
+
+class Bias:
+    """v += bias[column]. Columns past n read the last legal run instead: their results are never stored."""
+
+    kind = "bias"
+    params = ("bias",)
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
+        for run in runs:
+            start = cute.assume(cutlass.min(column + run.column, n - run.width), divby=run.width)
+            bias = cute.make_tensor(args["bias"] + start, cute.make_layout(run.width))
+            loaded = cute.make_rmem_tensor(run.width, bias.element_type)
+            cute.autovec_copy(bias, loaded)
+            for row in run.rows:
+                for i, element in enumerate(row):
+                    values[element] = values[element] + cutlass.Float32(loaded[i])
+
+
+class Relu:
+    """v = 0 where v < 0; written as a selection so that NaN stays NaN, as in jax.nn.relu."""
+
+    kind = "relu"
+    params = ()
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
+        v = values.load()
+        values.store(cute.where(v < 0.0, cute.full_like(v, 0.0), v))
+
+
+STEPS = {step.kind: step for step in (Scale(), Bias(), Relu())}
+
+
+class Epilogue:
+    """The steps that `problem.Epilogue.kind` names, in its order."""
+
+    def __init__(self, kind: str) -> None:
+        self.steps = tuple(STEPS[name] for name in kind.split("_")) if kind != "identity" else ()
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """Kinds of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
+        return tuple(param for step in self.steps for param in step.params)
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: tuple[Any, ...]) -> None:
+        """Apply every step to `values`; `column` is the thread's first column in the result, n its width."""
+        named = dict(zip(self.params, args, strict=True))
+        for step in self.steps:
+            step.apply(values, runs, column, n, named)

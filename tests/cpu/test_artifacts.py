@@ -1,0 +1,117 @@
+"""The manifest: what is written is read, and what cannot be used says why and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import pytest
+from fake_artifacts import fake_entry, write_fake_artifacts
+
+from jax_bwgemm import artifacts
+from jax_bwgemm.artifacts import Entry, Manifest, ManifestError
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
+
+VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), "scale_bias")
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    write_fake_artifacts(tmp_path, [fake_entry(VARIANT)])
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+    return tmp_path
+
+
+def edit(directory: pathlib.Path, change) -> None:
+    path = directory / artifacts.MANIFEST_NAME
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1_000_000))
+
+
+def test_round_trip(directory):
+    manifest = Manifest.load(directory)
+    assert manifest.entries == {VARIANT.name: fake_entry(VARIANT)}
+    assert manifest.cutlass_dsl == "0.0.0"
+    assert Entry.from_json(json.loads(json.dumps(fake_entry(VARIANT).to_json()))) == fake_entry(VARIANT)
+
+
+def test_written_atomically_and_sorted(tmp_path):
+    other = fake_entry(Variant("sm_100a", "float16", "float16", "float16", "m", "k", Tile(128, 128)))
+    first = artifacts.write_manifest(tmp_path, [fake_entry(VARIANT), other]).read_text()
+    assert artifacts.write_manifest(tmp_path, [other, fake_entry(VARIANT)]).read_text() == first
+    assert [path.name for path in tmp_path.iterdir()] == [artifacts.MANIFEST_NAME]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda f: f.update(format=99), r"requires format 1, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
+        (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
+        (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
+        (lambda f: f["variants"][0].pop("smem_bytes"), r"variant sm_90a_\S+ requires the key 'smem_bytes'"),
+        (lambda f: f["variants"][0].update(colour=1), r"variant sm_90a_\S+ requires no key 'colour'"),
+        (lambda f: f["variants"][0]["tile"].pop("k_tile"), r"Tile requires the key 'k_tile'"),
+        (lambda f: f["variants"][0]["params"][0].update(kind="q"), r"kind requires one of tma_a, .*, got 'q'"),
+        (lambda f: f["variants"][0]["tma"].pop("c"), r"`tma` requires the key 'c'"),
+        (lambda f: f["variants"][0].update(a_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_mn_"),
+    ],
+)
+def test_refused(directory, change, message):
+    edit(directory, change)
+    with pytest.raises(ManifestError, match=message):
+        Manifest.load(directory)
+    assert "require" in artifacts.find(VARIANT)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_no_json_object(directory, text):
+    (directory / artifacts.MANIFEST_NAME).write_text(text)
+    with pytest.raises(ManifestError, match="run `python -m jax_bwgemm build`"):
+        Manifest.load(directory)
+
+
+def test_no_manifest(no_artifacts):
+    assert artifacts.find(VARIANT).startswith(f"no cubins: {no_artifacts}/manifest.json cannot be read; run `python")
+
+
+def test_find(directory):
+    assert artifacts.find(VARIANT) == fake_entry(VARIANT)
+    absent = Variant("sm_90a", "float16", "float16", "float32", "k", "n", Tile(128, 256))
+    assert artifacts.find(absent).startswith(f"no cubin {absent.name} in {directory}; run")
+
+
+def test_find_sees_a_new_build(directory):
+    assert isinstance(artifacts.find(VARIANT), Entry)
+    edit(directory, lambda f: f["variants"].clear())
+    assert "no cubin" in artifacts.find(VARIANT)
+
+
+def test_find_misses_the_file(directory):
+    (directory / f"{VARIANT.name}.cubin").unlink()
+    assert "in the manifest but missing" in artifacts.find(VARIANT)
+
+
+def test_directories_in_order(directory, tmp_path_factory, monkeypatch):
+    empty = tmp_path_factory.mktemp("empty")
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{empty}{os.pathsep}{directory}")
+    assert artifacts.artifact_dirs() == (empty, directory)
+    assert isinstance(artifacts.find(VARIANT), Entry)
+
+
+def test_default_directory(monkeypatch):
+    monkeypatch.delenv("JAX_BWGEMM_ARTIFACTS", raising=False)
+    assert all(directory.name == "_artifacts" for directory in artifacts.artifact_dirs())
+
+
+def test_verify(directory):
+    assert artifacts.verify(directory) == []
+    path = directory / f"{VARIANT.name}.cubin"
+    path.write_bytes(b"something else")
+    assert "requires sha256" in artifacts.verify(directory)[0]
+    path.unlink()
+    assert "missing" in artifacts.verify(directory)[0]

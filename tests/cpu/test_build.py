@@ -1,0 +1,352 @@
+"""The build: what it refuses, what it keeps, what it writes; and one real kernel per target from end to end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import gzip
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_bwgemm.arch import TARGETS
+from jax_bwgemm.artifacts import Entry, Manifest, Param, TmaFacts, verify, write_manifest
+from jax_bwgemm.kernels import build, refusals, sass, worker
+from jax_bwgemm.kernels.catalog import catalogue
+from jax_bwgemm.kernels.cubin import Facts, read_cubin
+from jax_bwgemm.kernels.worker import Failure
+from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.variant import Variant
+
+HOPPER = Tile(128, 256, cluster_m=2)
+PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
+HOPPER_SASS = ["HGMMA.64x256x16.F32.BF16", "UTMALDG.3D", "UTMALDG.3D.MULTICAST", "UTMASTG.3D", "EXIT"]
+PAIR_SASS = ["UTCHMMA.2CTA", "UTMALDG.3D.2CTA", "UTMASTG.3D", "LDTM.x32", "EXIT"]
+
+
+def variant(target: str = "sm_90a", tile: Tile = HOPPER) -> Variant:
+    return Variant(target, *["bfloat16"] * 3, "k", "n", tile)
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeCompiled:
+    """The fields of kernels.compile.Compiled, which cannot be imported without the DSL."""
+
+    entry: str = "gemm_0"
+    params: tuple[tuple[str, int], ...] = (("tma_a", 128), ("m", 4), ("bias", 8))
+    num_threads: int = 384
+    smem_bytes: int = 232448
+    num_stages: int = 4
+    tmem_cols: int = 0
+    cubin: bytes = b"cubin"
+    ptx: str = ".version 8.8"
+    tma: Any = dataclasses.field(default_factory=lambda: {x: ((64, 128, 1), 128) for x in "abc"})
+
+
+# On sm_90 a cubin's parameters start 48 bytes into their constant bank.
+FACTS = Facts("gemm_0", 168, 0, 384, ((48, 128), (176, 4), (184, 8)), b"")
+
+
+def refuse(
+    compiled: FakeCompiled = FakeCompiled(),  # noqa: B008
+    facts: Facts = FACTS,
+    opcodes: list[str] = HOPPER_SASS,  # noqa: B006
+    of: Variant | None = None,
+) -> str | None:
+    of = of or variant()
+    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of.target))  # type: ignore[arg-type]
+
+
+def test_a_good_kernel_is_not_refused() -> None:
+    assert refuse() is None
+    assert refuse(opcodes=PAIR_SASS, of=variant("sm_100a", PAIR)) is None
+
+
+@pytest.mark.parametrize(
+    ("compiled", "facts", "sentence"),
+    [
+        ({}, {"stack_bytes": 16}, r"no stack \(no spills\), got 16 bytes"),
+        ({}, {"entry": "other_0"}, "requires the kernel gemm_0, got other_0"),
+        ({}, {"num_threads": 256}, "requires 384 threads a CTA, got 256"),
+        ({"smem_bytes": 232449}, {}, "requires at most 232448 bytes, got 232449"),
+        ({}, {"params": ((48, 128), (176, 4))}, "requires 3 leaves, got 2"),
+        ({}, {"params": ((48, 128), (176, 8), (184, 8))}, r"`m` requires \(offset, size\) \(128, 4\), got \(128, 8\)"),
+        ({}, {"params": ((48, 128), (176, 4), (192, 8))}, r"`bias` requires .* \(136, 8\), got \(144, 8\)"),
+    ],
+)
+def test_refused_by_the_cubin(compiled: dict[str, Any], facts: dict[str, Any], sentence: str) -> None:
+    reason = refuse(dataclasses.replace(FakeCompiled(), **compiled), dataclasses.replace(FACTS, **facts))
+    assert reason is not None
+    pytest.raises(ValueError, _raise, reason).match(sentence)
+
+
+@pytest.mark.parametrize(
+    ("of", "opcodes", "sentence"),
+    [
+        (variant(), [o for o in HOPPER_SASS if "HGMMA" not in o], "requires HGMMA instructions, got none"),
+        (variant(), [o for o in HOPPER_SASS if "UTMASTG" not in o], "requires UTMASTG instructions, got none"),
+        (variant(), [o for o in HOPPER_SASS if "MULTICAST" not in o], "requires UTMALDG.MULTICAST instructions"),
+        (variant(), [*HOPPER_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
+        (variant(), [*HOPPER_SASS, "LDL", "LDL.64"], "requires no local memory .* got 2 LDL"),
+        (variant("sm_100a", Tile(128, 256)), HOPPER_SASS, "requires UTCHMMA instructions, got none"),
+        (variant("sm_100a", PAIR), [*PAIR_SASS, "UTCHMMA"], "every UTCHMMA to be .2CTA, got 1 of 2"),
+        (variant("sm_103a", PAIR), [*PAIR_SASS, "UTMALDG.3D"], "every UTMALDG to be .2CTA, got 1 of 2"),
+    ],
+)
+def test_refused_by_the_instructions(of: Variant, opcodes: list[str], sentence: str) -> None:
+    reason = refuse(opcodes=opcodes, of=of)
+    assert reason is not None
+    pytest.raises(ValueError, _raise, reason).match(sentence)
+
+
+def _raise(reason: str) -> None:
+    raise ValueError(reason)
+
+
+def test_a_leaf_is_aligned_to_its_size_and_a_descriptor_to_64() -> None:
+    leaves = (("m", 4), ("tma_a", 128), ("n", 4), ("bias", 8))
+    assert [p.offset for p in refusals.lay_out(leaves)] == [0, 64, 192, 200]
+
+
+@pytest.mark.parametrize("content", [b"", b"MZ and more", b"\x7fELF\x02" + bytes(59), b"\x7fELF\x02\x01"])
+def test_a_file_that_is_no_cubin_is_a_sentence(content: bytes) -> None:
+    with pytest.raises(ValueError, match="a cubin requires"):
+        read_cubin(content)
+
+
+def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
+    variants = catalogue(TARGETS)
+    assert len({v.name for v in variants}) == len(variants)
+    assert {v.tile for v in variants} == {tile for tiles in SHIPPED_TILES.values() for tile in tiles}
+
+
+def test_only_is_a_glob_on_names() -> None:
+    chosen = build.select(catalogue(["sm_100a"]), "*_kn_*cta2*_identity")
+    assert chosen and all(v.tile.cta_group == 2 and v.b_major == "n" for v in chosen)
+    with pytest.raises(ValueError, match="`--only` requires a glob that some variant's name matches, got 'nothing'"):
+        build.select(chosen, "nothing")
+
+
+def fake_entry(of: Variant, out: Path, source: str) -> Entry:
+    compiled = FakeCompiled(cubin=of.name.encode())
+    facts = dataclasses.replace(FACTS, entry=compiled.entry)
+    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of.target), out, source)  # type: ignore[arg-type]
+    assert isinstance(entry, Entry)
+    return entry
+
+
+class InlinePool:
+    """ProcessPoolExecutor that runs at once, here."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def shutdown(self, **_: object) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class FakeWorker:
+    """Stands for worker.build_batch: remembers what it was asked, fails for names in `bad`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.bad: set[str] = set()
+
+    def __call__(self, variants: list[Variant], out: Path, source: str) -> list[Entry | Failure]:
+        self.asked += [v.name for v in variants]
+        return [Failure(v.name, "no") if v.name in self.bad else fake_entry(v, out, source) for v in variants]
+
+
+@pytest.fixture
+def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorker]:
+    fake = FakeWorker()
+    monkeypatch.setattr(build.worker, "build_batch", fake)
+    monkeypatch.setattr(build.concurrent.futures, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(build, "dsl_version", lambda: "1.2.3")
+    return fake
+
+
+VARIANTS = [variant(tile=tile) for tile in (HOPPER, Tile(128, 256, cluster_m=4), Tile(256, 128, cluster_m=2))]
+
+
+def test_the_second_build_has_nothing_to_do(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    first = build.build(VARIANTS, tmp_path)
+    before = (tmp_path / "manifest.json").stat().st_mtime_ns
+    second = build.build(VARIANTS, tmp_path)
+    assert (first.num_built, first.num_kept, second.num_built, second.num_kept) == (3, 0, 0, 3)
+    assert sorted(fake_worker.asked) == sorted(v.name for v in VARIANTS)
+    assert (tmp_path / "manifest.json").stat().st_mtime_ns == before
+    assert verify(tmp_path) == []
+
+
+def test_only_what_is_damaged_is_built_again(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    build.build(VARIANTS, tmp_path)
+    fake_worker.asked.clear()
+    (tmp_path / f"{VARIANTS[0].name}.cubin").write_bytes(b"damaged")
+    (tmp_path / f"{VARIANTS[1].name}.ptx.gz").unlink()
+    assert build.build(VARIANTS, tmp_path).num_built == 2
+    assert sorted(fake_worker.asked) == sorted(v.name for v in VARIANTS[:2])
+
+
+def test_changed_sources_build_everything_and_drop_what_was_not_asked(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.build(VARIANTS, tmp_path)
+    monkeypatch.setattr(build, "dsl_version", lambda: "1.2.4")
+    assert build.build(VARIANTS[:1], tmp_path).num_built == 1
+    assert set(Manifest.load(tmp_path).entries) == {VARIANTS[0].name}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".cubin", ".gz"}
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_selection_keeps_the_others(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    build.build(VARIANTS[:2], tmp_path)
+    build.build(VARIANTS[2:], tmp_path)
+    assert set(Manifest.load(tmp_path).entries) == {v.name for v in VARIANTS}
+
+
+def test_a_refused_variant_is_named_and_its_old_files_go(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    build.build(VARIANTS, tmp_path)
+    (tmp_path / f"{VARIANTS[0].name}.cubin").write_bytes(b"damaged")
+    fake_worker.bad = {VARIANTS[0].name}
+    report = build.build(VARIANTS, tmp_path)
+    assert report.failures == (Failure(VARIANTS[0].name, "no"),)
+    assert set(Manifest.load(tmp_path).entries) == {v.name for v in VARIANTS[1:]}
+    assert not (tmp_path / f"{VARIANTS[0].name}.cubin").exists()
+
+
+def test_a_dead_process_names_every_variant_of_its_batch(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> list[Entry | Failure]:
+        raise RuntimeError("a process died")
+
+    monkeypatch.setattr(build.worker, "build_batch", die)
+    report = build.build(VARIANTS, tmp_path)
+    assert {f.name for f in report.failures} == {v.name for v in VARIANTS}
+    assert all(f.reason == "RuntimeError: a process died" for f in report.failures)
+    assert Manifest.load(tmp_path).entries == {}
+
+
+def test_an_interrupt_leaves_a_manifest_of_what_is_done(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(num_done: int, num_all: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "BATCH", 1)
+    with pytest.raises(KeyboardInterrupt):
+        build.build(VARIANTS, tmp_path, progress=interrupt)
+    assert len(Manifest.load(tmp_path).entries) == 1
+    assert verify(tmp_path) == []
+
+
+def test_foreign_files_stay(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").write_text("")
+    build.build(VARIANTS, tmp_path)
+    assert (tmp_path / "notes.txt").exists()
+    assert not (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").exists()
+
+
+def test_a_batch_has_one_target_and_every_process_gets_one() -> None:
+    variants = catalogue(["sm_90a", "sm_100a"])
+    batches = build._batches(variants, jobs=4)
+    assert [v for batch in batches for v in batch] == variants
+    assert all(len({v.target for v in batch}) == 1 and len(batch) <= build.BATCH for batch in batches)
+    assert len(build._batches(variants[:4], jobs=4)) == 4
+
+
+def test_manifest_round_trip(tmp_path: Path) -> None:
+    entry = fake_entry(VARIANTS[0], tmp_path, "source")
+    write_manifest(tmp_path, [entry], "1.2.3")
+    assert Manifest.load(tmp_path).entries == {entry.name: entry}
+    assert entry.params == (Param("tma_a", 0, 128), Param("m", 128, 4), Param("bias", 136, 8))
+    assert entry.param_bytes == 144
+    assert entry.tma["a"] == TmaFacts((64, 128, 1), 128)
+    assert entry.sass["UTMALDG"] == 2 and entry.sass["UTMALDG.MULTICAST"] == 1
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One kernel per target, built by the command itself; skipped where the compiler is not installed."""
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("needs nvidia-cutlass-dsl")
+    from jax_bwgemm.__main__ import main
+
+    out = tmp_path_factory.mktemp("artifacts")
+    assert main(["build", "--only", "sm_*_bf16_bf16_bf16_kn_*x256x64_*_bias_relu", "--out", str(out)]) == 0
+    return out
+
+
+def test_real_kernels(real: Path) -> None:
+    entries = Manifest.load(real).entries.values()
+    assert {entry.variant.target for entry in entries} == set(TARGETS)
+    assert verify(real) == []
+    for entry in entries:
+        facts = read_cubin((real / f"{entry.name}.cubin").read_bytes())
+        assert facts.entry == entry.entry
+        assert (facts.registers, facts.stack_bytes) == (entry.registers, 0)
+        assert len(facts.params) == len(entry.params)
+        assert (
+            f".target {entry.variant.target}" in gzip.decompress((real / f"{entry.name}.ptx.gz").read_bytes()).decode()
+        )
+
+
+def test_a_real_cubin_with_another_parameter_is_refused(real: Path) -> None:
+    """The declared size of the last parameter, 8 bytes, becomes 12 in the cubin's own record."""
+    entry = next(iter(Manifest.load(real).entries.values()))
+    cubin = (real / f"{entry.name}.cubin").read_bytes()
+    offset, size = read_cubin(cubin).params[-1]
+    ordinal = len(entry.params) - 1
+    record = ordinal.to_bytes(2, "little") + offset.to_bytes(2, "little")
+    at = cubin.index(record, cubin.index(b"\x04\x17\x0c\x00")) + len(record)
+    packed = int.from_bytes(cubin[at : at + 4], "little") + (4 << 18)
+    doctored = read_cubin(cubin[:at] + packed.to_bytes(4, "little") + cubin[at + 4 :])
+    assert doctored.params[-1] == (offset, size + 4)
+
+
+def test_the_command_reports_refusals_by_name(
+    fake_worker: FakeWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jax_bwgemm.__main__ import main
+
+    name = catalogue(["sm_90a"])[0].name
+    fake_worker.bad = {name}
+    assert main(["build", "--arch", "sm_90a", "--only", name, "--out", str(tmp_path)]) == 1
+    assert f"refused {name}: no" in capsys.readouterr().err
+    assert json.loads((tmp_path / "manifest.json").read_text())["variants"] == []
+
+
+def test_the_disassembler_is_asked_once_for_many_kernels(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [e for e in Manifest.load(real).entries.values() if e.variant.target == "sm_100a"]
+    code = read_cubin((real / f"{entries[0].name}.cubin").read_bytes()).text
+    first, second = sass.disassemble([code, code], "sm_100a")
+    assert first == second
+    assert sass.count(first, "sm_100a") == entries[0].sass
+
+
+def test_no_disassembler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise sass.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(sass.importlib.metadata, "files", absent)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="requires nvdisasm, got none; `pip install nvidia-cuda-nvdisasm`"):
+        sass.find_nvdisasm()
