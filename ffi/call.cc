@@ -1,0 +1,122 @@
+#include "call.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "stats.h"
+#include "tensor_map.h"
+
+namespace jbw {
+namespace {
+
+constexpr uintptr_t kAlignBytes = 16;  // cuTensorMapEncodeTiled: globalAddress; the kernels' vector loads of the bias
+
+Status CheckAligned(const char* name, const void* pointer) {
+  if (reinterpret_cast<uintptr_t>(pointer) % kAlignBytes == 0) return {};
+  return InvalidArgument(
+      "`", name, "` requires a pointer aligned to ", kAlignBytes, " bytes, got ", pointer,
+      ": XLA passed the middle of a bigger buffer (flattened weights, as of ravel_pytree). Wrap it in "
+      "`jax.lax.optimization_barrier(...)`, or compile with xla_gpu_enable_dynamic_slice_fusion=False");
+}
+
+Status CheckPointers(const JbwLaunchPlan& plan, const Pointers& pointers) {
+  JBW_RETURN_IF_ERROR(CheckAligned("a", pointers.a));
+  JBW_RETURN_IF_ERROR(CheckAligned("b", pointers.b));
+  JBW_RETURN_IF_ERROR(CheckAligned("out", pointers.out));
+  return plan.bias_offset < 0 ? Status() : CheckAligned("bias", pointers.bias);
+}
+
+// `block` is the plan's parameter block, into which the addresses go.
+Status FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, const Pointers& pointers,
+                     unsigned char* block) {
+  const JbwTensorMapSpec* maps = plan.tensor_maps;
+  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[0], "a", pointers.a, block + maps[0].param_offset));
+  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[1], "b", pointers.b, block + maps[1].param_offset));
+  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[2], "out", pointers.out, block + maps[2].param_offset));
+  if (plan.bias_offset >= 0) std::memcpy(block + plan.bias_offset, &pointers.bias, sizeof(pointers.bias));
+  return {};
+}
+
+// Parameters go one by one. As one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER) they arrive 48 bytes off on sm_90, where
+// ptxas starts a block with a descriptor 48 bytes into the parameter bank: the driver adds that only to single
+// parameters (H200, driver 580).
+cuda::Result Launch(const cuda::Driver& driver, const JbwLaunchPlan& plan, cuda::Function function, cuda::Stream stream,
+                    unsigned char* block) {
+  cuda::LaunchAttribute cluster = {};
+  cluster.id = cuda::kLaunchAttributeClusterDimension;
+  std::memcpy(cluster.value.cluster_dim, plan.cluster, sizeof(plan.cluster));
+  const bool has_cluster = plan.cluster[0] * plan.cluster[1] > 1;
+  const cuda::LaunchConfig config = {{plan.grid[0], plan.grid[1], plan.grid[2]},
+                                     {plan.block[0], plan.block[1], plan.block[2]},
+                                     plan.smem_bytes,
+                                     stream,
+                                     &cluster,
+                                     has_cluster ? 1u : 0u};
+  void* params[JBW_MAX_PARAMS];
+  for (int i = 0; i < plan.num_params; ++i) params[i] = block + plan.param_offsets[i];
+  return driver.cuLaunchKernelEx(&config, function, params, nullptr);
+}
+
+Status LaunchError(const cuda::Driver& driver, const JbwLaunchPlan& plan, const std::string& variant, int device,
+                   cuda::Result result) {
+  return Internal("the launch of `", variant, "` requires success, got ", driver.ErrorText(result), " on device ",
+                  device, " (grid ", plan.grid[0], "x", plan.grid[1], "x", plan.grid[2], ", ", plan.block[0],
+                  " threads, ", plan.smem_bytes,
+                  " bytes of shared memory): the cause may be an earlier kernel on this device");
+}
+
+}  // namespace
+
+Status Call::Create(const KernelSpec& spec, const JbwLaunchRequest& request, bool has_buffers,
+                    std::unique_ptr<Call>* call) {
+  if (has_buffers) {
+    JbwLaunchRequest any_device = request;
+    any_device.max_active_clusters = 1;
+    JbwLaunchPlan plan;
+    JBW_RETURN_IF_ERROR(MakeLaunchPlan(any_device, &plan));
+  } else {
+    JBW_RETURN_IF_ERROR(CheckAttributes(request));
+  }
+  Kernel* kernel;
+  JBW_RETURN_IF_ERROR(CubinCache::Global().Find(spec, &kernel));
+  call->reset(new Call(kernel, request));
+  return {};
+}
+
+Status Call::Initialize(int device, const JbwLaunchRequest& buffers) {
+  if (IsReady(device)) return {};
+  JBW_RETURN_IF_ERROR(kernel_->Prepare(device));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (IsReady(device)) return {};
+  JbwLaunchRequest request = request_;
+  request.a = buffers.a;
+  request.b = buffers.b;
+  request.out = buffers.out;
+  request.bias = buffers.bias;
+  request.max_active_clusters = kernel_->max_active_clusters(device);
+  auto plan = std::make_unique<JbwLaunchPlan>();
+  JBW_RETURN_IF_ERROR(MakeLaunchPlan(request, plan.get()));
+  plans_[device] = std::move(plan);
+  ready_[device].store(plans_[device].get(), std::memory_order_release);
+  return {};
+}
+
+Status Call::Execute(int device, cuda::Stream stream, const Pointers& pointers) const {
+  ExecuteTimer timer;
+  const JbwLaunchPlan* plan = PlanOf(device);
+  if (!plan) return Internal("Execute requires an Initialize on the same device, got none on ", device);
+  const cuda::Driver* driver;
+  JBW_RETURN_IF_ERROR(cuda::GetDriver(&driver));
+  JBW_RETURN_IF_ERROR(CheckPointers(*plan, pointers));
+  alignas(cuda::TensorMap) unsigned char block[JBW_MAX_PARAM_BYTES];
+  std::memcpy(block, plan->params, static_cast<size_t>(plan->param_bytes));
+  JBW_RETURN_IF_ERROR(FillAddresses(*driver, *plan, pointers, block));
+  timer.BeforeLaunch();
+  const cuda::Result result = Launch(*driver, *plan, kernel_->function(), stream, block);
+  timer.AfterLaunch();
+  if (result == cuda::kSuccess) return {};
+  return LaunchError(*driver, *plan, kernel_->spec().variant, device, result);
+}
+
+}  // namespace jbw

@@ -1,0 +1,17 @@
+// A tensor-map specification and an address -> the 128 bytes that TMA reads.
+#ifndef JAX_BWGEMM_TENSOR_MAP_H_
+#define JAX_BWGEMM_TENSOR_MAP_H_
+
+#include "cuda_driver.h"
+#include "launch_plan.h"
+#include "status.h"
+
+namespace jbw {
+
+// `map` is 64-byte aligned. `name` is the operand's, for the error.
+Status EncodeTensorMap(const cuda::Driver& driver, const JbwTensorMapSpec& spec, const char* name, void* address,
+                       void* map);
+
+}  // namespace jbw
+
+#endif  // JAX_BWGEMM_TENSOR_MAP_H_

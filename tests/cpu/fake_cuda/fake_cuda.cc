@@ -1,0 +1,176 @@
+// A stand-in for libcuda.so.1: answers like a machine with two GPUs, records launches, and can be told to hide a
+// symbol, to fail a function, or to be another machine. A tensor map is written as plain numbers, for tests to read.
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../../../ffi/cuda_driver.h"
+
+#define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
+
+using jbw::cuda::Device;
+using jbw::cuda::Function;
+using jbw::cuda::Kernel;
+using jbw::cuda::LaunchConfig;
+using jbw::cuda::Library;
+using jbw::cuda::Result;
+using jbw::cuda::TensorMap;
+
+namespace {
+
+constexpr Result kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500;
+constexpr int kNumDevices = 2;
+
+struct RecordedLaunch {
+  uint32_t grid[3], block[3], smem_bytes, cluster[3];  // cluster zero: no such attribute
+  int32_t param_bytes;
+  uint64_t stream, function;
+  unsigned char params[1024];
+};
+
+struct RecordedMap {
+  uint64_t address, dims[3], stride_bytes[2];
+  uint32_t box[3];
+  int32_t rank, dtype, interleave, swizzle, l2_promotion, oob;
+};
+static_assert(sizeof(RecordedMap) <= sizeof(TensorMap));
+
+std::mutex g_mutex;
+std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0}, {"clusters", 66}};
+std::map<std::string, int> g_failures, g_calls;
+std::string g_hidden;
+std::vector<size_t> g_param_sizes;
+RecordedLaunch g_launch;
+
+int Setting(const char* name) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_settings[name];
+}
+
+Result Called(const char* name) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  ++g_calls[name];
+  auto failure = g_failures.find(name);
+  return failure == g_failures.end() ? 0 : failure->second;
+}
+
+}  // namespace
+
+FAKE_EXPORT void fake_set(const char* name, int value) { g_settings[name] = value; }
+FAKE_EXPORT void fake_fail(const char* function, int result) { g_failures[function] = result; }
+FAKE_EXPORT void fake_hide(const char* function) { g_hidden = function; }
+// The sizes of the kernel's parameters, as a cubin lists them; a launch records their bytes, one after the other.
+FAKE_EXPORT void fake_params(const size_t* sizes, size_t count) { g_param_sizes.assign(sizes, sizes + count); }
+FAKE_EXPORT int fake_calls(const char* function) { return g_calls[function]; }
+FAKE_EXPORT const RecordedLaunch* fake_launch() { return &g_launch; }
+
+#define FAKE_CALLED(name) \
+  if (Result failure = Called(#name)) return failure
+
+FAKE_EXPORT Result cuDriverGetVersion(int* version) {
+  FAKE_CALLED(cuDriverGetVersion);
+  *version = Setting("version");
+  return 0;
+}
+
+FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
+  FAKE_CALLED(cuDeviceGet);
+  *device = 100 + ordinal;
+  return ordinal < kNumDevices ? 0 : kInvalidDevice;
+}
+
+FAKE_EXPORT Result cuDeviceGetAttribute(int* value, int attribute, Device) {
+  FAKE_CALLED(cuDeviceGetAttribute);
+  *value = Setting(attribute == jbw::cuda::kDeviceAttributeMajor ? "major" : "minor");
+  return 0;
+}
+
+FAKE_EXPORT Result cuGetErrorName(Result result, const char** name) {
+  *name = result == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_FAKE";
+  return 0;
+}
+
+FAKE_EXPORT Result cuGetErrorString(Result, const char** meaning) {
+  *meaning = "as told";
+  return 0;
+}
+
+FAKE_EXPORT Result cuLibraryLoadData(Library* library, const void*, int*, void**, uint32_t, int*, void**, uint32_t) {
+  FAKE_CALLED(cuLibraryLoadData);
+  *library = reinterpret_cast<Library>(0x1000);
+  return 0;
+}
+
+FAKE_EXPORT Result cuLibraryUnload(Library) { return Called("cuLibraryUnload"); }
+
+FAKE_EXPORT Result cuLibraryGetKernel(Kernel* kernel, Library, const char* name) {
+  FAKE_CALLED(cuLibraryGetKernel);
+  *kernel = reinterpret_cast<Kernel>(0x2000);
+  return std::strcmp(name, "kernel_entry") == 0 ? 0 : kNotFound;
+}
+
+FAKE_EXPORT Result cuKernelSetAttribute(int attribute, int, Kernel, Device device) {
+  FAKE_CALLED(cuKernelSetAttribute);
+  return attribute == jbw::cuda::kFunctionAttributeMaxDynamicSmem && device >= 100 ? 0 : kInvalidValue;
+}
+
+FAKE_EXPORT Result cuOccupancyMaxActiveClusters(int* num_clusters, Function, const LaunchConfig*) {
+  FAKE_CALLED(cuOccupancyMaxActiveClusters);
+  *num_clusters = Setting("clusters");
+  return 0;
+}
+
+FAKE_EXPORT Result cuTensorMapEncodeTiled(TensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* dims,
+                                          const uint64_t* stride_bytes, const uint32_t* box, const uint32_t*,
+                                          int interleave, int swizzle, int l2_promotion, int oob) {
+  FAKE_CALLED(cuTensorMapEncodeTiled);
+  const auto at = reinterpret_cast<uint64_t>(address);
+  if (reinterpret_cast<uint64_t>(map) % 64 || at % 16 || stride_bytes[0] % 16 || stride_bytes[1] % 16) {
+    return kInvalidValue;
+  }
+  const RecordedMap recorded = {at,
+                                {dims[0], dims[1], dims[2]},
+                                {stride_bytes[0], stride_bytes[1]},
+                                {box[0], box[1], box[2]},
+                                static_cast<int32_t>(rank),
+                                dtype,
+                                interleave,
+                                swizzle,
+                                l2_promotion,
+                                oob};
+  std::memcpy(map, &recorded, sizeof(recorded));
+  return 0;
+}
+
+FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** params, void** extra) {
+  FAKE_CALLED(cuLaunchKernelEx);
+  if (extra) return kInvalidValue;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_launch = {};
+  std::memcpy(g_launch.grid, config->grid, sizeof(g_launch.grid));
+  std::memcpy(g_launch.block, config->block, sizeof(g_launch.block));
+  g_launch.smem_bytes = config->smem_bytes;
+  for (uint32_t i = 0; i < config->num_attributes; ++i) {
+    if (config->attributes[i].id != jbw::cuda::kLaunchAttributeClusterDimension) return kInvalidValue;
+    std::memcpy(g_launch.cluster, config->attributes[i].value.cluster_dim, sizeof(g_launch.cluster));
+  }
+  g_launch.stream = reinterpret_cast<uint64_t>(config->stream);
+  g_launch.function = reinterpret_cast<uint64_t>(function);
+  for (size_t i = 0; i < g_param_sizes.size(); ++i) {
+    std::memcpy(g_launch.params + g_launch.param_bytes, params[i], g_param_sizes[i]);
+    g_launch.param_bytes += static_cast<int32_t>(g_param_sizes[i]);
+  }
+  return 0;
+}
+
+FAKE_EXPORT Result cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t, int*) {
+  *function = nullptr;
+  if (version != 12000 || g_hidden == name) return kNotFound;
+#define FAKE_FIND(symbol, parameters) \
+  if (std::strcmp(name, #symbol) == 0) *function = reinterpret_cast<void*>(&symbol);
+  JBW_CUDA_FUNCTIONS(FAKE_FIND)
+#undef FAKE_FIND
+  return *function ? 0 : kNotFound;
+}
