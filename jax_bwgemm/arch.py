@@ -53,7 +53,7 @@ TARGETS = ("sm_90a", "sm_100a", "sm_103a")
 
 
 def family(target: str) -> str:
-    """"hopper" (wgmma) or "blackwell" (tcgen05): which kernel source a target is compiled from."""
+    """Which kernel source a target is compiled from: "hopper" (wgmma) or "blackwell" (tcgen05)."""
     if target not in TARGETS:
         raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}")
     return "hopper" if target == "sm_90a" else "blackwell"

@@ -129,7 +129,7 @@ def tmem_cols(tile: Tile) -> int:
 
 def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     """None if `tile` can compute `problem` on `arch`, else one sentence that names the rule and the value."""
-    return why_not_dtypes(problem) or why_not_tile(tile, problem.a_dtype, arch) or _why_not_sizes(problem)
+    return why_not_dtypes(problem) or why_not_tile(tile, problem.a_dtype, arch) or why_not_sizes(problem)
 
 
 def why_not_tile(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
@@ -138,8 +138,10 @@ def why_not_tile(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
     ctas = tile.cluster_m * tile.cluster_n
     if tile.k_tile * in_bytes != SWIZZLE_BYTES:
         return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
-    if not (1 <= ctas <= MAX_CLUSTER_CTAS) or tile.cluster_m & (tile.cluster_m - 1) or tile.cluster_n & (
-        tile.cluster_n - 1
+    if (
+        not (1 <= ctas <= MAX_CLUSTER_CTAS)
+        or tile.cluster_m & (tile.cluster_m - 1)
+        or tile.cluster_n & (tile.cluster_n - 1)
     ):
         return (
             f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, "
@@ -194,7 +196,8 @@ def why_not_dtypes(problem: Problem) -> str | None:
     return None
 
 
-def _why_not_sizes(problem: Problem) -> str | None:
+def why_not_sizes(problem: Problem) -> str | None:
+    """The part of `why_not` that neither the tile nor the device enters: what TMA can address, given the majors."""
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "batch": problem.batch}
     for name, size in sizes.items():
         if not 1 <= size <= INT32_MAX:
@@ -207,5 +210,6 @@ def _why_not_sizes(problem: Problem) -> str | None:
     }
     for name, pitch in pitches.items():
         if pitch % TMA_ALIGN_BYTES:
-            return f"TMA requires a row pitch that is a multiple of {TMA_ALIGN_BYTES} bytes, got {pitch} bytes for {name}"
+            rule = f"a row pitch that is a multiple of {TMA_ALIGN_BYTES} bytes"
+            return f"TMA requires {rule}, got {pitch} bytes for {name}"
     return None

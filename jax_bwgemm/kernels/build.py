@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import jax_bwgemm.kernels.worker as worker
 from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, write_manifest
+from jax_bwgemm.kernels import worker
 from jax_bwgemm.kernels.worker import Failure
 from jax_bwgemm.variant import Variant
 

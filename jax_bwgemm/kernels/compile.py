@@ -30,7 +30,6 @@ class Compiled:
 
     cubin: bytes
     ptx: str
-    sass: str | None
     entry: str
     params: tuple[tuple[str, int], ...]
     num_threads: int
@@ -41,16 +40,15 @@ class Compiled:
     cluster: tuple[int, int, int]
 
 
-def compile_variant(variant: Variant, dump_dir: Path, keep_sass: bool = True) -> Compiled:
+def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
     """Cross-compile one variant; needs no GPU. `dump_dir` must be this call's own: CuTeDSL reuses file names."""
     options = f"--gpu-arch {variant.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
-    gemm, compiled = compile_host(variant, options + (" --keep-sass" if keep_sass else ""))
+    gemm, compiled = compile_host(variant, options)
     artifacts = compiled.artifacts
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     return Compiled(
         cubin=artifacts.CUBIN,
         ptx=artifacts.PTX,
-        sass=artifacts.SASS if keep_sass else None,
         entry=next(iter(compiled.kernel_info)),
         params=FIXED_PARAMS + tuple((param, PARAM_BYTES[param]) for param in gemm.epilogue.params),
         num_threads=num_threads(variant.tile, variant.target),

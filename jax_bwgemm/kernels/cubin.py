@@ -1,7 +1,8 @@
 """Reads from a cubin what the driver would find there: registers, stack, threads, parameters, code. Knows no variant.
 
 A cubin is an ELF file. Attributes are records in `.nv.info` (a function's, by symbol) and `.nv.info.<entry>`; their
-layout and codes were read off `cuobjdump -elf` of CUDA 13.5 and compare equal to it for every kernel of the catalogue.
+layout and codes were read off `cuobjdump -elf` of CUDA 13.5, which agreed on registers and stack of 164 kernels of all
+three targets and on the parameters of 21.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import masks, pipelines
 from jax_bwgemm.kernels.epilogue import Epilogue, Run
 from jax_bwgemm.kernels.operands import DSL_DTYPES, coordinate_tensor, dsl_box
-from jax_bwgemm.kernels.scheduler import tile_coordinates
+from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
 from jax_bwgemm.problem import DTYPE_BYTES
 from jax_bwgemm.tile import ACC_STAGES, EPILOGUE_STAGES, num_stages, num_threads, store_box, tmem_cols
 from jax_bwgemm.variant import Variant
@@ -205,7 +205,7 @@ class Sm100Gemm:
 
         tiles_m = Uint32((m + (tile.cluster_m * tile.cta_m - 1)) // (tile.cluster_m * tile.cta_m))
         tiles_n = Uint32((n + (tile.cluster_n * tile.mma_n - 1)) // (tile.cluster_n * tile.mma_n))
-        order = (tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
+        order = TileOrder(tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
         num_tiles = tiles_m * tiles_n * Uint32(batch)
         k_tiles = (k + (tile.k_tile - 1)) // tile.k_tile
         mA = coordinate_tensor(self.a_major == "k", m, k, batch)
@@ -242,7 +242,7 @@ class Sm100Gemm:
         sA: cute.Tensor,
         sB: cute.Tensor,
         ab: pipeline.PipelineTmaUmma,
-        order: tuple[Any, ...],
+        order: TileOrder,
         num_tiles: Uint32,
         k_tiles: Int32,
         batch_steps: tuple[Any, Any],
@@ -253,8 +253,8 @@ class Sm100Gemm:
         _, _, step = cute.arch.grid_dim()
         pairs_m = tile.cluster_m // tile.cta_group
         pair_x = x // tile.cta_group
-        a_mask = cutlass.Int16(masks.a_pattern(tile) << masks.a_shift(tile, x, y))
-        b_mask = cutlass.Int16(masks.b_pattern(tile) << masks.b_shift(tile, x, y))
+        a_mask = cutlass.Int16(masks.a_mask(tile, x))
+        b_mask = cutlass.Int16(masks.b_mask(tile, x, y))
         half = self.tiled_mma().get_slice(x % tile.cta_group)
         tA = half.partition_A(cute.local_tile(mA, (tile.mma_m, tile.k_tile), (None, None, None)))
         tB = half.partition_B(cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None)))
@@ -267,7 +267,7 @@ class Sm100Gemm:
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         idx = Uint32(first)
         while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, *order, minimum=cutlass.min)
+            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
             Ag_tile = Ag[None, Int32(tile_m) * pairs_m + pair_x, None, Int32(l_idx) * batch_steps[0]]
             Bg_tile = Bg[None, Int32(tile_n) * tile.cluster_n + y, None, Int32(l_idx) * batch_steps[1]]
             for k_idx in cutlass.range(k_tiles, unroll=1):
@@ -336,7 +336,7 @@ class Sm100Gemm:
         sC: cute.Tensor,
         tC: cute.Tensor,
         acc: pipeline.PipelineUmmaAsync,
-        order: tuple[Any, ...],
+        order: TileOrder,
         num_tiles: Uint32,
         n: Int32,
         args: tuple[Any, ...],
@@ -368,7 +368,7 @@ class Sm100Gemm:
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, ACC_STAGES)
         idx = Uint32(first)
         while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, *order, minimum=cutlass.min)
+            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
             m_idx = Int32(tile_m) * tile.cluster_m + x
             n_idx = Int32(tile_n) * tile.cluster_n + y
             gC = cute.local_tile(  # (store_rows, store_cols, 1, boxes) of this CTA's tile

@@ -28,7 +28,7 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import masks, pipelines
 from jax_bwgemm.kernels.epilogue import Epilogue, Run
 from jax_bwgemm.kernels.operands import DSL_DTYPES, coordinate_tensor, dsl_box, layout_enum
-from jax_bwgemm.kernels.scheduler import tile_coordinates
+from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
 from jax_bwgemm.problem import DTYPE_BYTES
 from jax_bwgemm.tile import EPILOGUE_STAGES, num_stages, num_threads, store_box
 from jax_bwgemm.variant import Variant
@@ -177,7 +177,7 @@ class Sm90Gemm:
 
         tiles_m = Uint32((m + (tile.cluster_m * tile.cta_m - 1)) // (tile.cluster_m * tile.cta_m))
         tiles_n = Uint32((n + (tile.cluster_n * tile.mma_n - 1)) // (tile.cluster_n * tile.mma_n))
-        order = (tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
+        order = TileOrder(tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
         num_tiles = tiles_m * tiles_n * Uint32(batch)
         k_tiles = (k + (tile.k_tile - 1)) // tile.k_tile
         mA = coordinate_tensor(self.a_major == "k", m, k, batch)
@@ -203,7 +203,7 @@ class Sm90Gemm:
         sA: cute.Tensor,
         sB: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
-        order: tuple[Any, ...],
+        order: TileOrder,
         num_tiles: Uint32,
         k_tiles: Int32,
         batch_steps: tuple[Any, Any],
@@ -212,8 +212,8 @@ class Sm90Gemm:
         tile = self.tile
         x, y, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        a_mask = cutlass.Int16(masks.a_pattern(tile) << masks.a_shift(tile, x, y))
-        b_mask = cutlass.Int16(masks.b_pattern(tile) << masks.b_shift(tile, x, y))
+        a_mask = cutlass.Int16(masks.a_mask(tile, x))
+        b_mask = cutlass.Int16(masks.b_mask(tile, x, y))
         gA = cute.local_tile(mA, (tile.cta_m, tile.k_tile), (None, None, None))  # (cta_m, k_tile, Mt, Kt, l)
         gB = cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None))  # (mma_n, k_tile, Nt, Kt, l)
         As, Ag = cpasync.tma_partition(  # (TMA, stage), (TMA, Mt, Kt, l)
@@ -225,7 +225,7 @@ class Sm90Gemm:
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         idx = Uint32(first)
         while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, *order, minimum=cutlass.min)
+            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
             m_idx = Int32(tile_m) * tile.cluster_m + x
             n_idx = Int32(tile_n) * tile.cluster_n + y
             Ag_tile = Ag[None, m_idx, None, Int32(l_idx) * batch_steps[0]]
@@ -260,7 +260,7 @@ class Sm90Gemm:
         sB: cute.Tensor,
         sC: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
-        order: tuple[Any, ...],
+        order: TileOrder,
         num_tiles: Uint32,
         k_tiles: Int32,
         n: Int32,
@@ -282,7 +282,7 @@ class Sm90Gemm:
         release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         idx = Uint32(first)
         while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, *order, minimum=cutlass.min)
+            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
             warpgroup.fence()
             mma.set(warpgroup.Field.ACCUMULATE, False)
             ab.consumer_wait(read)

@@ -56,7 +56,7 @@ def _compile(variant: Variant) -> Compiled:
 
     # CuTeDSL names dump files after argument types: kernels that share a directory overwrite each other's.
     with tempfile.TemporaryDirectory(prefix="jax_bwgemm_build_") as dump_dir:
-        return compile_variant(variant, Path(dump_dir), keep_sass=False)
+        return compile_variant(variant, Path(dump_dir))
 
 
 def _finish(

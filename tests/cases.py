@@ -1,0 +1,105 @@
+"""The problems that tests on every kind of machine share: sizes around tiles, majors, dtypes, batches, epilogues.
+
+Inputs are random, references are float64, and `check` states the bound per output dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import ml_dtypes
+import numpy as np
+
+MAJORS = tuple(itertools.product("km", "nk"))
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+# Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
+BOUNDS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-14}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product in the primitive's terms; `a_batch` and `b_batch` are `batch` or 1 (shared)."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bfloat16"
+    out_dtype: str = "bfloat16"
+    a_major: str = "k"
+    b_major: str = "n"
+    a_batch: int = 1
+    b_batch: int = 1
+    alpha: float = 1.0
+    has_bias: bool = False
+    activation: str | None = None
+
+    def __str__(self) -> str:
+        batch = f"{self.a_batch}+{self.b_batch}x" if self.batch > 1 else ""
+        steps = "-".join(
+            name
+            for name, on in (("scale", self.alpha != 1), ("bias", self.has_bias), (self.activation, self.activation))
+            if on
+        )
+        dtypes = f"{self.dtype}-{self.out_dtype}"
+        return f"{batch}{self.m}x{self.n}x{self.k}-{self.a_major}{self.b_major}-{dtypes}" + (steps and f"-{steps}")
+
+    def inputs(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """a, b and bias as stored: (la, m, k) or (la, k, m), (lb, k, n) or (lb, n, k), (n,)."""
+        rng = np.random.default_rng(seed)
+        a_rows, b_cols = (self.m, self.k), (self.k, self.n)
+        a = rng.standard_normal((self.a_batch, *(a_rows if self.a_major == "k" else a_rows[::-1])))
+        b = rng.standard_normal((self.b_batch, *(b_cols if self.b_major == "n" else b_cols[::-1])))
+        bias = rng.standard_normal(self.n).astype(DTYPES[self.out_dtype]) if self.has_bias else None
+        return a.astype(DTYPES[self.dtype]), b.astype(DTYPES[self.dtype]), bias
+
+    def reference(self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """(batch, m, n) in float64."""
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        a = a if self.a_major == "k" else a.swapaxes(1, 2)
+        b = b if self.b_major == "n" else b.swapaxes(1, 2)
+        out = self.alpha * (a @ b) + (0.0 if bias is None else bias.astype(np.float64))
+        return np.maximum(out, 0.0) if self.activation == "relu" else out
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """Frobenius norm of the difference over that of `want`."""
+    norm = np.linalg.norm(want.ravel())
+    difference = np.linalg.norm(np.asarray(got, np.float64).ravel() - want.ravel())
+    return float(difference / norm) if norm else float(difference)
+
+
+def check(got: np.ndarray, want: np.ndarray, out_dtype: str, num_roundings: int = 1) -> None:
+    """Asserts shape and bound. `num_roundings`: how often a result was rounded to `out_dtype` on the way."""
+    assert got.shape == want.shape, f"{got.shape} for {want.shape}"
+    error = relative_error(got, want)
+    assert error <= num_roundings * BOUNDS[out_dtype], f"relative error {error:.2e} in {out_dtype}"
+
+
+def _edges() -> list[Case]:
+    """One size at a time around the tile sizes 64, 128 and 256, the others unremarkable; n and k keep 16-byte rows."""
+    rows = [Case(m, 128, 128) for m in (1, 7, 63, 64, 65, 127, 129, 255, 256, 257, 511, 513)]
+    cols = [Case(128, n, 128) for n in (8, 56, 64, 72, 120, 136, 248, 256, 264, 520)]
+    depth = [Case(128, 128, k) for k in (8, 16, 56, 64, 72, 192, 1000)]
+    return [*rows, *cols, *depth, Case(1, 8, 8), Case(129, 264, 72), Case(257, 520, 1032)]
+
+
+def _batches() -> list[Case]:
+    shared = [Case(72, 64, 80, 3, a_batch=a, b_batch=b) for a, b in ((3, 3), (3, 1), (1, 3))]
+    return shared + [dataclasses.replace(c, a_major=x, b_major=y) for c in shared for x, y in MAJORS[1:]]
+
+
+EDGES = _edges()
+BY_MAJORS = [Case(m, n, k, a_major=x, b_major=y) for x, y in MAJORS for m, n, k in ((136, 72, 200), (264, 384, 128))]
+BY_DTYPES = [Case(136, 200, 264, dtype=d, out_dtype=o) for d, o in itertools.product(("bfloat16", "float16"), DTYPES)]
+BATCHES = _batches()
+EPILOGUES = [
+    Case(136, 200, 264, out_dtype=o, alpha=alpha, has_bias=has_bias, activation=activation)
+    for o in ("bfloat16", "float32")
+    for alpha, has_bias, activation in itertools.product((1.0, -0.5), (False, True), (None, "relu"))
+]
+# Rows that TMA cannot step over, and sizes of 0: XLA computes these.
+UNALIGNED = [Case(16, 1, 64), Case(16, 127, 64), Case(16, 128, 63), Case(15, 128, 64, a_major="m")]
+EMPTY = [Case(0, 8, 8), Case(8, 0, 8), Case(8, 8, 0), Case(8, 8, 0, has_bias=True, activation="relu")]
+ALL = [*EDGES, *BY_MAJORS, *BY_DTYPES, *BATCHES, *EPILOGUES, *UNALIGNED, *EMPTY]

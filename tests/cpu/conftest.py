@@ -1,0 +1,31 @@
+"""Fixtures for machines without a GPU."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import pytest
+from fake_artifacts import catalogue, write_fake_artifacts
+
+jax.config.update("jax_num_cpu_devices", 4)  # for shard_map; takes effect when the backend starts
+
+
+@pytest.fixture(scope="session")
+def _catalogue_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("artifacts")
+    write_fake_artifacts(directory, catalogue())
+    return directory
+
+
+@pytest.fixture
+def artifacts_dir(_catalogue_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A catalogue whose kernels can be planned and lowered for, but not launched."""
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(_catalogue_dir))
+    return _catalogue_dir
+
+
+@pytest.fixture
+def no_artifacts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+    return tmp_path

@@ -1,0 +1,158 @@
+"""`dot_general` against `lax.dot_general` for any dimension numbers, and the majors that it finds."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import jax_bwgemm
+from jax_bwgemm.dot_general import _split
+
+BF16 = jnp.bfloat16
+
+
+@st.composite
+def dot_problems(draw):
+    """Operands of up to two batch, two contracting and two free dimensions each, in any order, with their numbers."""
+    size = st.sampled_from([1, 2, 3, 4])
+    batch, contract = (draw(st.lists(size, max_size=2)) for _ in range(2))
+
+    def operand():
+        free = draw(st.lists(size, max_size=2))
+        sizes = batch + contract + free
+        order = draw(st.permutations(range(len(sizes))))
+        where = [order.index(i) for i in range(len(sizes))]
+        shape = tuple(sizes[i] for i in order)
+        return shape, tuple(where[: len(batch)]), tuple(where[len(batch) : len(batch) + len(contract)])
+
+    (lhs, lhs_b, lhs_c), (rhs, rhs_b, rhs_c) = operand(), operand()
+    return lhs, rhs, ((lhs_c, rhs_c), (lhs_b, rhs_b))
+
+
+def integers(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.integers(-3, 4, shape), BF16) for shape in shapes]
+
+
+@given(dot_problems())
+@settings(deadline=None, max_examples=30)
+def test_values_are_laxs(problem):
+    lhs_shape, rhs_shape, dims = problem
+    lhs, rhs = integers(lhs_shape, rhs_shape)
+    got = jax_bwgemm.dot_general(lhs, rhs, dims, on_fallback="ignore")
+    want = lax.dot_general(lhs, rhs, dims)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_array_equal(got, want)  # small integers are exact
+
+
+@given(dot_problems())
+@settings(deadline=None, max_examples=8)
+def test_gradients_are_laxs(problem):
+    lhs_shape, rhs_shape, dims = problem
+    lhs, rhs = integers(lhs_shape, rhs_shape)
+
+    def ours(x, y):
+        return jax_bwgemm.dot_general(x, y, dims, on_fallback="ignore")
+
+    def theirs(x, y):
+        return lax.dot_general(x, y, dims)
+
+    ct = jnp.ones(jax.eval_shape(theirs, lhs, rhs).shape, BF16)
+    for got, want in zip(jax.vjp(ours, lhs, rhs)[1](ct), jax.vjp(theirs, lhs, rhs)[1](ct), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, dims, majors",
+    [
+        ((4, 8), (8, 6), (((1,), (0,)), ((), ())), "kn"),
+        ((4, 8), (6, 8), (((1,), (1,)), ((), ())), "kk"),
+        ((8, 4), (8, 6), (((0,), (0,)), ((), ())), "mn"),
+        ((8, 4), (6, 8), (((0,), (1,)), ((), ())), "mk"),
+        ((2, 3, 4, 8), (8, 6), (((3,), (0,)), ((), ())), "kn"),  # a dense layer
+        ((2, 3, 4, 5), (4, 5, 6), (((2, 3), (0, 1)), ((), ())), "kn"),  # DenseGeneral over two axes
+        ((2, 3, 4, 5), (4, 5, 6), (((3, 2), (1, 0)), ((), ())), "kn"),
+        ((7, 4, 8), (7, 6, 8), (((2,), (2,)), ((0,), (0,))), "kk"),  # scores
+        ((7, 4, 8), (7, 8, 6), (((2,), (1,)), ((0,), (0,))), "kn"),
+        ((2, 4, 8), (8,), (((2,), (0,)), ((), ())), "kk"),  # a vector is the rows
+        ((7, 8), (7, 8, 6), (((1,), (1,)), ((0,), (0,))), "kn"),
+    ],
+)
+def test_stored_as_needed_is_taken_as_it_is(lhs, rhs, dims, majors):
+    x, y = (jax.ShapeDtypeStruct(shape, BF16) for shape in (lhs, rhs))
+    found = []
+
+    def f(x, y):
+        operands = _split(x, y, dims).operands(x, y)
+        found.append(operands.a_major + operands.b_major)
+        return operands.a, operands.b
+
+    jaxpr = jax.make_jaxpr(f)(x, y)
+    assert found == [majors]
+    permutations = [e.params["permutation"] for e in jaxpr.eqns if e.primitive.name == "transpose"]
+    assert all(list(p) == sorted(p) for p in permutations)
+
+
+def test_positional_precision_and_preferred_type():
+    x, y = integers((4, 8), (8, 6))
+    dims = (((1,), (0,)), ((), ()))
+    for precision in (None, "highest", lax.Precision.DEFAULT, (lax.Precision.HIGHEST,) * 2):
+        got = jax_bwgemm.dot_general(x, y, dims, precision, jnp.float32, on_fallback="ignore")
+        assert got.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "expression, shapes",
+    [
+        ("bqhd,bkhd->bhqk", ((2, 3, 4, 5), (2, 6, 4, 5))),
+        ("bhqk,bkhd->bqhd", ((2, 4, 3, 6), (2, 6, 4, 5))),
+        ("ij,kj", ((3, 4), (5, 4))),
+    ],
+)
+def test_einsum(expression, shapes):
+    x, y = integers(*shapes)
+
+    def ours(*args, **kwargs):
+        return jax_bwgemm.dot_general(*args, **kwargs, on_fallback="ignore")
+
+    np.testing.assert_array_equal(jnp.einsum(expression, x, y, _dot_general=ours), jnp.einsum(expression, x, y))
+
+
+DIMS = (((1,), (0,)), ((), ()))
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.product(("float32", "bfloat16", "int8"), repeat=2)])
+def test_other_dtypes_are_laxs(dtypes):
+    x, y = (z.astype(d) for z, d in zip(integers((4, 8), (8, 6)), dtypes, strict=True))
+    policy = "ignore" if dtypes == ("bfloat16",) * 2 else "warn"
+    if policy == "ignore":
+        got = jax_bwgemm.dot_general(x, y, DIMS, on_fallback=policy)
+    else:
+        with pytest.warns(jax_bwgemm.FallbackWarning, match="operands require bfloat16 or float16, both the same"):
+            got = jax_bwgemm.dot_general(x, y, DIMS)
+    want = lax.dot_general(x, y, DIMS)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_algorithms_and_shardings_are_laxs():
+    x, y = integers((4, 8), (8, 6))
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="`precision` requires a lax.Precision, got"):
+        jax_bwgemm.dot_general(x, y, DIMS, lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32)
+
+
+@pytest.mark.parametrize("dims", [(((1,), (1,)), ((), ())), (((2,), (0,)), ((), ()))])
+def test_errors_are_laxs(dims):
+    x, y = integers((4, 8), (5, 6))
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        lax.dot_general(x, y, dims)
+    with pytest.raises((TypeError, ValueError)) as ours:
+        jax_bwgemm.dot_general(x, y, dims)
+    assert str(ours.value) == str(theirs.value)

@@ -1,0 +1,49 @@
+"""`import jax_bwgemm` is cheap, quiet and needs nothing but jax."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys, threading, time
+import jax, jax.numpy
+sys.modules["cutlass"] = sys.modules["rich"] = sys.modules["flax"] = None  # importing one is an error
+before, threads, start = set(sys.modules), threading.active_count(), time.process_time()
+import jax_bwgemm
+seconds = time.process_time() - start
+import jax._src.xla_bridge as bridge
+print(json.dumps({
+    "seconds": seconds,
+    "threads": threading.active_count() - threads,
+    "backends": bridge.backends_are_initialized(),
+    "modules": sorted(set(sys.modules) - before),
+    "public": [name for name in jax_bwgemm.__all__ if not hasattr(jax_bwgemm, name)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen():
+    runs = [
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(2)
+    ]
+    return json.loads(runs[-1].stdout)  # the second finds the byte code
+
+
+def test_cheap(seen):
+    assert seen["seconds"] < 0.3
+
+
+def test_quiet(seen):
+    assert seen["threads"] == 0
+    assert not seen["backends"]
+    assert seen["public"] == []
+
+
+def test_nothing_of_the_build(seen):
+    heavy = ("jax_bwgemm.kernels", "jax_bwgemm.bench", "jax_bwgemm.cli", "jax_bwgemm.emulator", "cutlass", "flax")
+    assert not [module for module in seen["modules"] if module.startswith(heavy)]

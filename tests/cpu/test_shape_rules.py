@@ -1,0 +1,187 @@
+"""`matmul`'s shapes, dtypes and errors: those of `jnp.matmul`, in our words."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jax_bwgemm
+from jax_bwgemm.shape_rules import matmul_shape, result_dtype
+
+BF16 = jnp.bfloat16
+X = jnp.ones((4, 8), BF16)
+W = jnp.ones((8, 16), BF16)
+
+
+@st.composite
+def shape_pairs(draw):
+    """Shapes that often, not always, multiply."""
+    dims = st.sampled_from([1, 1, 2, 3, 8])
+    batch = draw(st.lists(dims, max_size=3))
+    k = draw(dims)
+
+    def operand(matrix):
+        own = [d if draw(st.booleans()) else 1 for d in batch][draw(st.integers(0, len(batch))) :]
+        return tuple(own + matrix)
+
+    a = operand([draw(dims), k]) if draw(st.booleans()) else (k,)
+    b_k = k if draw(st.integers(0, 9)) else draw(dims)
+    b = operand([b_k, draw(dims)]) if draw(st.booleans()) else (b_k,)
+    return a, b
+
+
+@given(shape_pairs())
+@settings(deadline=None, max_examples=200)
+def test_shapes_are_numpys(shapes):
+    a, b = shapes
+    try:
+        want = np.matmul(np.zeros(a), np.zeros(b)).shape
+    except ValueError:
+        with pytest.raises(ValueError, match="`matmul` requires"):
+            matmul_shape(a, b)
+    else:
+        assert matmul_shape(a, b) == want
+
+
+@given(shape_pairs(), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_values_are_jnps(shapes, as_float32):
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.integers(-3, 4, shape), BF16) for shape in shapes)
+    dtype = jnp.float32 if as_float32 else None
+    try:
+        want = jnp.matmul(a, b, preferred_element_type=dtype)
+    except (TypeError, ValueError):
+        return
+    got = jax_bwgemm.matmul(a, b, out_dtype=dtype, on_fallback="ignore")
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)  # small integers are exact
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 8), (8, 4)), ((4, 0), (0, 4)), ((2, 4, 0), (0, 4)), ((0, 4, 8), (8, 4)), ((0,), (0,))]
+)
+def test_empty(shapes):
+    a, b = (jnp.ones(shape, BF16) for shape in shapes)
+    got = jax_bwgemm.matmul(a, b, on_fallback="error")  # XLA knows these; that is no fallback
+    np.testing.assert_array_equal(got, jnp.matmul(a, b))
+    assert got.shape == jnp.matmul(a, b).shape
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: jax_bwgemm.matmul(X, X),
+            ValueError,
+            r"last dimension of `a` to equal the second-to-last dimension of `b`, got 8 and 4 in \(4, 8\) @ \(4, 8\)",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(X, X[0, :4]),
+            ValueError,
+            r"equal the dimension of `b`, got 8 and 4 in \(4, 8\) @ \(4,\)",
+        ),
+        (lambda: jax_bwgemm.matmul(X[0, 0], W), ValueError, r"`a` of rank 1 or more, got a scalar; use `\*`"),
+        (lambda: jax_bwgemm.matmul(X, 3.0), ValueError, r"`b` of rank 1 or more, got a scalar"),
+        (
+            lambda: jax_bwgemm.matmul(jnp.ones((2, 4, 8), BF16), jnp.ones((3, 8, 4), BF16)),
+            ValueError,
+            r"batch dimensions that broadcast, got \(2,\) and \(3,\)",
+        ),
+        (lambda: jax_bwgemm.matmul([[1.0]], W), TypeError, r"`a` requires an array, got list"),
+        (lambda: jax_bwgemm.matmul(X, None), TypeError, r"`b` requires an array, got NoneType"),
+        (lambda: jax_bwgemm.matmul(X, W, out_dtype="colour"), TypeError, r"`out_dtype` requires a dtype, got 'colour'"),
+        (lambda: jax_bwgemm.matmul(X, W, alpha="2"), TypeError, r"`alpha` requires a Python number, got '2'"),
+        (
+            lambda: jax.jit(lambda s: jax_bwgemm.matmul(X, W, alpha=s))(2.0),
+            TypeError,
+            r"`alpha` requires a Python number, got .*; multiply by an array",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(X, W, bias=jnp.ones(8, BF16)),
+            ValueError,
+            r"`bias` requires the shape \(n,\) = \(16,\), got \(8,\)",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(X, W[:, 0], bias=jnp.ones(4, BF16)),
+            ValueError,
+            r"`bias` requires a matrix `b`, got a vector",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(X, W, activation="gelu"),
+            ValueError,
+            r"`activation` requires one of \(None, 'relu'\), got 'gelu'",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(X, W, tile="big"),
+            ValueError,
+            r"`tile` requires the form '128x256x64_cta1_cluster2x1', got 'big'",
+        ),
+        (lambda: jax_bwgemm.matmul(X, W, device="a100"), ValueError, r"`device` requires one of h100"),
+        (lambda: jax_bwgemm.matmul(X, W, on_fallback="no"), ValueError, r"`on_fallback` requires one of warn"),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("float32", "float32"),
+        ("bfloat16", "float16"),
+        ("bfloat16", "float32"),
+        ("int8", "int8"),
+        ("int32", "bfloat16"),
+        ("complex64", "complex64"),
+        ("bool", "float32"),
+    ],
+)
+def test_other_dtypes_are_jnps_and_say_so(dtypes):
+    a, b = X.astype(dtypes[0]), W.astype(dtypes[1])
+    with pytest.warns(
+        jax_bwgemm.FallbackWarning,
+        match=f"operands require bfloat16 or float16, both the same, got {dtypes[0]} and {dtypes[1]}",
+    ):
+        got = jax_bwgemm.matmul(a, b)
+    want = jnp.matmul(a, b)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_other_output_dtype():
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="the result requires bfloat16, float16 or float32, got int32"):
+        assert jax_bwgemm.matmul(X, W, out_dtype=jnp.int32).dtype == jnp.int32
+
+
+def test_epilogue_of_other_dtypes():
+    got = jax_bwgemm.matmul(
+        X.astype("float32"),
+        W.astype("float32"),
+        alpha=-0.5,
+        bias=jnp.full(16, 3.0),
+        activation="relu",
+        on_fallback="ignore",
+    )
+    np.testing.assert_array_equal(got, np.zeros((4, 16)))
+    np.testing.assert_array_equal(
+        jax_bwgemm.matmul(X.astype("int8"), W.astype("int8"), alpha=0.5, on_fallback="ignore"), np.full((4, 16), 4)
+    )
+
+
+def test_result_dtype():
+    assert result_dtype(jnp.bfloat16, jnp.bfloat16) == jnp.bfloat16
+    assert result_dtype(jnp.bfloat16, jnp.float16) == jnp.float32
+    assert result_dtype(jnp.bfloat16, jnp.bfloat16, "float32") == jnp.float32
+    assert result_dtype(np.int8, np.int8) == jnp.int8
+
+
+def test_numpy_operands_and_bias_in_another_dtype():
+    got = jax_bwgemm.matmul(np.asarray(X), np.asarray(W), bias=np.ones(16, np.float32), on_fallback="ignore")
+    assert got.dtype == BF16
+    np.testing.assert_array_equal(got, np.full((4, 16), 9))

@@ -1,0 +1,325 @@
+"""Every transformation against the same of `jnp`, on values whose products are rounded alike, and against float64."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jax_bwgemm
+from jax_bwgemm.primitive import fused_product, product
+from tests import cases
+
+pytestmark = pytest.mark.usefixtures("quiet")
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+def arrays(*shapes, dtype=BF16, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def close(got, want, tolerance=2.0**-7):
+    """Trees that agree to a rounding or two of bfloat16, relative to the largest element."""
+    got_leaves, want_leaves = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(got_leaves) == len(want_leaves)
+    for g, w in zip(got_leaves, want_leaves, strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        np.testing.assert_allclose(g, w, atol=tolerance * max(1.0, np.abs(w).max(initial=0.0)), rtol=0)
+
+
+def params(case, **kwargs):
+    names = ("a_major", "b_major", "alpha")
+    settings = {"tile": None, "on_fallback": "ignore", "device": None}
+    return {n: getattr(case, n) for n in names} | {"out_dtype": jnp.dtype(case.out_dtype)} | settings | kwargs
+
+
+def run(case, a, b, bias):
+    return fused_product(a, b, bias, **params(case, activation=case.activation))
+
+
+def plain(case, a, b, bias=None):
+    """The primitive in `jnp`: float32 until the one rounding."""
+    a = a if case.a_major == "k" else jnp.swapaxes(a, 1, 2)
+    b = b if case.b_major == "n" else jnp.swapaxes(b, 1, 2)
+    out = case.alpha * jnp.matmul(a, b, preferred_element_type=F32) + (0 if bias is None else bias.astype(F32))
+    return (jax.nn.relu(out) if case.activation == "relu" else out).astype(case.out_dtype)
+
+
+@pytest.mark.parametrize("case", cases.ALL, ids=str)
+def test_values(case):
+    a, b, bias = case.inputs()
+    got = jax.jit(functools.partial(run, case))(*map(jnp.asarray, (a, b)), bias)
+    assert got.dtype == case.out_dtype
+    cases.check(np.asarray(got), case.reference(a, b, bias), case.out_dtype)
+
+
+GRAD_CASES = [*cases.BATCHES, *cases.BY_MAJORS[::2], *cases.BY_DTYPES, *cases.EPILOGUES]
+
+
+@pytest.mark.parametrize("case", GRAD_CASES, ids=str)
+def test_gradients(case):
+    """Against float64 differentiation of the same inputs, within the bound of the operands' dtype."""
+    a, b, bias = case.inputs()
+    operands = [jnp.asarray(x) for x in (a, b, bias) if x is not None]
+    ct = np.random.default_rng(1).standard_normal((case.batch, case.m, case.n)).astype(cases.DTYPES[case.out_dtype])
+    out, pullback = jax.vjp(lambda a, b, *c: run(case, a, b, c[0] if c else None), *operands)
+    got = pullback(jnp.asarray(ct))
+    mask = (np.asarray(out, np.float64) > 0) if case.activation == "relu" else 1.0
+    z = case.alpha * ct.astype(np.float64) * mask
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    rows = a if case.a_major == "k" else a.swapaxes(1, 2)
+    cols = b if case.b_major == "n" else b.swapaxes(1, 2)
+    d_a, d_b = z @ cols.swapaxes(1, 2), rows.swapaxes(1, 2) @ z
+    d_a = d_a.sum(0, keepdims=True) if case.a_batch == 1 else d_a
+    d_b = d_b.sum(0, keepdims=True) if case.b_batch == 1 else d_b
+    want = [d_a if case.a_major == "k" else d_a.swapaxes(1, 2), d_b if case.b_major == "n" else d_b.swapaxes(1, 2)]
+    for g, w, x in zip(got, want, operands, strict=False):
+        assert (g.shape, g.dtype) == (x.shape, x.dtype)
+        cases.check(np.asarray(g), w, case.dtype, num_roundings=2)  # the cotangent's and the result's
+    if bias is not None:
+        want_bias = (z / case.alpha).sum((0, 1))
+        assert cases.relative_error(np.asarray(got[2]), want_bias) < 0.05  # jnp sums it in bfloat16
+
+
+@pytest.mark.parametrize("case", [*cases.BATCHES[::2], *cases.EPILOGUES[:8]], ids=str)
+def test_jvp(case):
+    primals = [jnp.asarray(x) for x in case.inputs() if x is not None]
+    tangents = [jnp.asarray(x) for x in case.inputs(1) if x is not None]
+
+    def call(f):
+        return jax.jvp(lambda a, b, *c: f(case, a, b, c[0] if c else None), primals, tangents)
+
+    close(call(run), call(plain))
+
+
+def test_jvp_in_one_operand():
+    a, b, d = arrays((8, 16), (16, 24), (16, 24))
+    close(
+        jax.jvp(lambda b: jax_bwgemm.matmul(a, b, activation="relu"), (b,), (d,)),
+        jax.jvp(lambda b: jax.nn.relu(a @ b), (b,), (d,)),
+    )
+
+
+AXES = [(0, 0), (1, 2), (2, 1), (0, None), (1, None), (2, None), (None, 0), (None, 1), (None, 2)]
+
+
+@pytest.mark.parametrize("in_axes", AXES, ids=str)
+@pytest.mark.parametrize("majors", cases.MAJORS, ids="".join)
+@pytest.mark.parametrize("batches", [(1, 1), (3, 3), (3, 1), (1, 3)], ids=str)
+def test_vmap(in_axes, majors, batches):
+    """Every way for an axis to meet majors and shared batches."""
+    case = cases.Case(8, 24, 16, 3, a_major=majors[0], b_major=majors[1], a_batch=batches[0], b_batch=batches[1])
+    v = 2
+    operands = []
+    for x, axis in zip(case.inputs()[:2], in_axes, strict=True):
+        x = np.stack([x, x[..., ::-1]]) if axis is not None else x
+        operands.append(jnp.asarray(x if axis is None else np.moveaxis(x, 0, axis)))
+
+    def f(a, b):
+        return product(a, b, **params(case))
+
+    got = jax.vmap(f, in_axes)(*operands)
+
+    def pick(x, axis, i):
+        return x if axis is None else jnp.take(x, i, axis)
+
+    want = jnp.stack(
+        [plain(case, *(pick(x, ax, i) for x, ax in zip(operands, in_axes, strict=True))) for i in range(v)]
+    )
+    close(got, want)
+
+
+@pytest.mark.parametrize(
+    "in_axes", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (1, 2, 1), (0, None, 0)], ids=str
+)
+@pytest.mark.parametrize("batches", [(1, 1), (3, 3)], ids=str)
+def test_vmap_fused(in_axes, batches):
+    case = cases.Case(8, 24, 16, 3, a_batch=batches[0], b_batch=batches[1], alpha=0.5, has_bias=True, activation="relu")
+    operands = []
+    for x, axis in zip(case.inputs(), in_axes, strict=True):
+        operands.append(jnp.asarray(x if axis is None else np.moveaxis(np.stack([x, -x]), 0, axis)))
+    close(
+        jax.vmap(functools.partial(run, case), in_axes)(*operands),
+        jax.vmap(functools.partial(plain, case), in_axes)(*operands),
+    )
+
+
+@pytest.mark.parametrize("out_axes", [0, 1, 2, -1])
+def test_double_vmap_and_out_axes(out_axes):
+    a, b = arrays((2, 3, 8, 16), (2, 16, 24))
+
+    def nest(f):
+        return jax.vmap(jax.vmap(f, (0, None)), (0, 0), out_axes)(a, b)
+
+    close(nest(jax_bwgemm.matmul), nest(jnp.matmul))
+
+
+def test_vmap_of_grad_and_grad_of_vmap():
+    a, b = arrays((4, 8, 16), (16, 24))
+
+    def loss(f):
+        return lambda a, b: (f(a, b).astype(F32) ** 2).sum()
+
+    def per_example(f):
+        return jax.vmap(jax.grad(loss(f), (0, 1)), (0, None))(a, b)
+
+    close(per_example(jax_bwgemm.matmul), per_example(jnp.matmul), 2.0**-6)
+
+    def whole(f):
+        return jax.grad(lambda a, b: jax.vmap(loss(f), (0, None))(a, b).sum(), (0, 1))(a, b)
+
+    close(whole(jax_bwgemm.matmul), whole(jnp.matmul), 2.0**-6)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((16,), (16, 24)),
+        ((8, 16), (16,)),
+        ((16,), (16,)),
+        ((3, 8, 16), (16,)),
+        ((2, 1, 8, 16), (3, 16, 24)),
+        ((16,), (3, 16, 24)),
+    ],
+    ids=str,
+)
+def test_grad_of_matmuls_shapes(shapes):
+    a, b = arrays(*shapes)
+
+    def loss(f):
+        return jax.value_and_grad(lambda a, b: jnp.sin(f(a, b).astype(F32)).sum(), (0, 1))(a, b)
+
+    close(loss(jax_bwgemm.matmul), loss(jnp.matmul), 2.0**-5)
+
+
+@pytest.mark.parametrize("majors", cases.MAJORS, ids="".join)
+def test_hvp_and_grad_of_grad(majors):
+    case = cases.Case(8, 24, 16, out_dtype="float32", a_major=majors[0], b_major=majors[1], alpha=0.5)
+    a, b, _ = (None if x is None else jnp.asarray(x) for x in case.inputs())
+    d, _, _ = case.inputs(1)
+
+    def loss(f):
+        return lambda a: jnp.tanh(f(case, a, b, None)).sum()
+
+    def hvp(f):
+        return jax.jvp(jax.grad(loss(f)), (a,), (jnp.asarray(d),))
+
+    close(hvp(run), hvp(plain), 2.0**-5)
+
+    def twice(f):
+        return jax.grad(lambda a: (jax.grad(loss(f))(a).astype(F32) ** 2).sum())(a)
+
+    close(twice(run), twice(plain), 2.0**-5)
+
+
+def test_hessian():
+    a, b = arrays((5,), (5, 8))
+
+    def f(mm):
+        return jax.hessian(lambda a: (mm(a, b).astype(F32) ** 2).sum())(a)
+
+    close(f(jax_bwgemm.matmul), f(jnp.matmul), 2.0**-5)
+
+
+def test_linear_transpose():
+    a, b, ct = arrays((8, 16), (16, 24), (8, 24))
+    for fun, operand in ((lambda f: lambda x: f(x, b), a), (lambda f: lambda x: f(a, x), b)):
+        got, want = (jax.linear_transpose(fun(f), operand)(ct) for f in (jax_bwgemm.matmul, jnp.matmul))
+        close(got, want)
+
+
+def test_checkpoint():
+    a, b = arrays((8, 16), (16, 16))
+
+    def f(mm):
+        return jax.grad(lambda b: jax.checkpoint(lambda x: mm(mm(x, b), b))(a).astype(F32).sum())(b)
+
+    close(f(jax_bwgemm.matmul), f(jnp.matmul))
+
+
+def test_scan_over_stacked_weights():
+    x, weights = arrays((8, 16), (3, 16, 16))
+
+    def f(mm):
+        return jax.value_and_grad(
+            lambda w: lax.scan(lambda c, v: (jnp.tanh(mm(c, v)), None), x, w)[0].astype(F32).sum()
+        )(weights)
+
+    close(f(jax_bwgemm.matmul), f(jnp.matmul), 2.0**-5)
+
+
+def test_while_and_cond():
+    x, w = arrays((8, 8), (8, 8))
+
+    def f(mm):
+        return lax.fori_loop(0, 3, lambda i, c: lax.cond(i > 0, lambda c: jnp.tanh(mm(c, w)), lambda c: c, c), x)
+
+    close(f(jax_bwgemm.matmul), f(jnp.matmul))
+
+
+def test_relu_is_flat_at_zero():
+    zeros = jnp.zeros((8, 8), BF16)
+    grad = jax.grad(lambda b: jax_bwgemm.matmul(jnp.ones((8, 8), BF16), b, activation="relu").astype(F32).sum())(zeros)
+    assert not grad.any()
+
+
+def test_eager_is_jit():
+    a, b = arrays((8, 16), (16, 24))
+    np.testing.assert_array_equal(jax_bwgemm.matmul(a, b), jax.jit(jax_bwgemm.matmul)(a, b))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(jax_bwgemm.matmul(a, b), jax.jit(jax_bwgemm.matmul)(a, b))
+
+
+@pytest.mark.parametrize(
+    "specs, out_spec",
+    [((P("x"), P()), P("x")), ((P(), P(None, "x")), P(None, "x")), ((P("x"), P("y")), P("x", "y"))],
+    ids=["rows", "columns", "both"],
+)
+def test_shard_map(specs, out_spec):
+    """Values and gradients; an operand that devices share gets the sum of their gradients."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
+    a, b = arrays((8, 16), (16, 8))
+    f_b = (lambda f: lambda a, b: f(a, b.mT)) if specs[1] == P("y") else (lambda f: f)
+    b = b.mT if specs[1] == P("y") else b
+
+    def loss(f, a, b):
+        out = jax.shard_map(f_b(f), mesh=mesh, in_specs=specs, out_specs=out_spec)(a, b)
+        return (out.astype(F32) ** 2).sum()
+
+    def value_and_grad(f):
+        return jax.jit(jax.value_and_grad(functools.partial(loss, f), (0, 1)))(a, b)
+
+    close(value_and_grad(jax_bwgemm.matmul), value_and_grad(jnp.matmul), 2.0**-6)
+
+
+def test_shard_map_of_fused_and_vmap():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    a, b, bias = arrays((8, 4, 16), (16, 8), (8,))
+
+    def layer(a, b, bias):
+        return jax.vmap(lambda a: jax_bwgemm.matmul(a, b, bias=bias, activation="relu"))(a)
+
+    def loss(f, *args):
+        return f(*args).astype(F32).sum()
+
+    sharded = jax.shard_map(layer, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
+    grads = [jax.jit(jax.grad(functools.partial(loss, f), (0, 1, 2)))(a, b, bias) for f in (sharded, layer)]
+    close(*grads, 2.0**-6)
+
+
+def test_explicit_sharding():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    a, b = arrays((8, 16), (16, 8))
+    with jax.set_mesh(mesh):
+        a, b = jax.device_put(a, P("x")), jax.device_put(b, P(None, "y"))
+        out = jax.jit(jax_bwgemm.matmul)(a, b)
+        assert jax.typeof(out).sharding.spec == jax.typeof(a @ b).sharding.spec
+        close(out, a @ b)
