@@ -1,0 +1,91 @@
+# Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
+#   make demo | test | lint | bench | build | gpu-check
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LIBRARY := jax_bwgemm/_lib/libjax_bwgemm_ffi.so
+FFI_SOURCES := $(wildcard ffi/*.cc ffi/*.h) ffi/CMakeLists.txt jax_bwgemm/_version.py
+# The XLA FFI headers: those of the oldest supported jaxlib, or XLA_FFI_INCLUDE_DIR=<jaxlib>/include.
+JAXLIB_PIN := $(shell sed -n 's/^ *"jaxlib==\(.*\)",/\1/p' pyproject.toml)
+HEADERS := build/jaxlib-$(JAXLIB_PIN)
+XLA_FFI_INCLUDE_DIR ?= $(HEADERS)/jaxlib/include
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jax_bwgemm/_version.py)
+# The kernels that the example can choose; `make build` and `make test` build the whole catalogue.
+DEMO_ONLY := *_bf16_bf16_bf16_kn_*_identity
+
+JOBS := $(shell nproc)
+MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench build gpu-check clean
+
+demo: $(VENV)/build.stamp $(LIBRARY)
+	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
+	$(BIN)/python examples/quickstart.py
+
+build: $(VENV)/build.stamp $(LIBRARY)
+	$(BIN)/python -m jax_bwgemm build
+
+test: $(VENV)/test.stamp build
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror ffi/*.cc ffi/*.h
+
+bench: $(VENV)/bench.stamp build
+	$(BIN)/python -m jax_bwgemm bench
+
+# On a GPU machine, offline: the library against PYTHON's own jaxlib, cubins that were built before, no pip.
+gpu-check:
+	cmake -S ffi -B build/ffi-gpu -DSKBUILD=1 -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	  -DJAX_BWGEMM_VERSION=$(VERSION)
+	MAKEFLAGS= cmake --build build/ffi-gpu --parallel $(JOBS)
+	cmake --install build/ffi-gpu --prefix build/gpu
+	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m pytest tests/gpu
+	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json
+
+clean:
+	rm -rf build jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)
+
+# One pip at a time: each stamp waits for the one before.
+$(VENV)/cmake.stamp:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make requires python 3.11+: PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/jax_bwgemm.pth"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cmake>=3.20'
+	touch $@
+
+REQUIREMENTS = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*p["dependencies"], *(r for e in sys.argv[1:] for r in p["optional-dependencies"][e]), sep="\n")'
+PIP_INSTALL = $(REQUIREMENTS) $(1) > $@.txt && \
+  $(BIN)/python -m pip install --quiet --disable-pip-version-check -r $@.txt && touch $@
+
+$(VENV)/build.stamp: pyproject.toml | $(VENV)/cmake.stamp
+	$(call PIP_INSTALL,build)
+
+$(VENV)/test.stamp: pyproject.toml | $(VENV)/build.stamp
+	$(call PIP_INSTALL,test)
+
+$(VENV)/lint.stamp: pyproject.toml | $(VENV)/test.stamp
+	$(call PIP_INSTALL,lint)
+
+$(VENV)/bench.stamp: pyproject.toml | $(VENV)/build.stamp
+	$(call PIP_INSTALL,bench cuda)
+
+$(LIBRARY): $(FFI_SOURCES) $(XLA_FFI_INCLUDE_DIR)/xla/ffi/api/ffi.h | $(VENV)/cmake.stamp
+	$(BIN)/cmake -S ffi -B build/ffi -DXLA_FFI_INCLUDE_DIR="$(abspath $(XLA_FFI_INCLUDE_DIR))" \
+	  -DJAX_BWGEMM_VERSION=$(VERSION)
+	MAKEFLAGS= $(BIN)/cmake --build build/ffi --parallel $(JOBS)
+	touch $@
+
+UNPACK = import glob, sys, zipfile; z = zipfile.ZipFile(*glob.glob(sys.argv[1] + "/*.whl")); \
+  z.extractall(sys.argv[1], [n for n in z.namelist() if n.startswith("jaxlib/include/xla/")])
+
+$(HEADERS)/jaxlib/include/xla/ffi/api/ffi.h: | $(VENV)/cmake.stamp
+	rm -rf $(HEADERS)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(HEADERS) jaxlib==$(JAXLIB_PIN)
+	$(BIN)/python -c '$(UNPACK)' $(HEADERS)
+	rm $(HEADERS)/*.whl
+	touch $@

@@ -1,0 +1,50 @@
+"""What a result depends on beside the code: device, driver, clocks, versions, commit. Reads only, sets nothing."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+STATIC = ("name", "driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit")
+NOW = ("clocks.sm", "power.draw", "temperature.gpu")
+
+
+def describe() -> dict[str, str]:
+    """Flat facts for a result file; what cannot be had is left out."""
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax_bwgemm")}
+    facts = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(), **versions}
+    return {name: value for name, value in (query(STATIC) | facts).items() if value}
+
+
+def query(fields: Sequence[str]) -> dict[str, str]:
+    """nvidia-smi's answer for the first GPU; empty without nvidia-smi."""
+    text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"])
+    return dict(zip(fields, (value.strip() for value in text.split(",")), strict=False)) if text else {}
+
+
+def commit() -> str:
+    """The checkout's commit, "+" appended if files differ from it; empty outside a checkout."""
+    root = str(Path(__file__).parent.parent.parent)
+    revision = _output(["git", "-C", root, "rev-parse", "--short=12", "HEAD"])
+    return revision + ("+" if revision and _output(["git", "-C", root, "status", "--porcelain"]) else "")
+
+
+def _output(command: list[str]) -> str:
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

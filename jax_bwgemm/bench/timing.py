@@ -1,0 +1,77 @@
+"""Times of two functions, taken alternately so that falling clocks meet both alike. Knows no product."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+MIN_ROUNDS = 15
+HOST_BATCH = 20  # calls between two waits of the host clock
+Measure = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Microseconds: the median of the rounds, and the middle half of them."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+
+
+def alternate(measures: dict[str, Measure], rounds: int) -> dict[str, Sample]:
+    """Takes one measurement of each in every round; who goes first changes from round to round."""
+    if rounds < MIN_ROUNDS:
+        raise ValueError(f"`--rounds` requires at least {MIN_ROUNDS}, got {rounds}")
+    times: dict[str, list[float]] = {name: [] for name in measures}
+    for round_idx in range(rounds):
+        order = list(measures) if round_idx % 2 else list(reversed(measures))
+        for name in order:
+            times[name].append(measures[name]())
+    return {name: summarise(values) for name, values in times.items()}
+
+
+def summarise(times_us: list[float]) -> Sample:
+    low, median, high = statistics.quantiles(times_us, n=4, method="inclusive")
+    return Sample(median, low, high)
+
+
+def choose_clock() -> tuple[str, Callable[..., Measure]]:
+    """(what it is, function of (jitted, num_products, *args) that makes a `Measure`): CUPTI, else the host's clock."""
+    host = f"host time of {HOST_BATCH} calls, launches included"
+    try:
+        _kernel_clock(jax.jit(lambda x: x + 1), 1, jax.numpy.zeros(1024))()
+    except Exception as error:  # an optional private tool: whatever it lacks here, the host's clock remains
+        return f"{host} (no CUPTI: {error})", _host_clock
+    return "CUPTI kernel time", _kernel_clock
+
+
+def _kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:
+    """Microseconds of all kernels that one call runs, a product; the call is made once before, unmeasured."""
+    from jax.experimental.mosaic.gpu import profiler
+
+    measured = profiler.measure(function, aggregate=False)
+
+    def measure() -> float:
+        kernels = measured(*args)[1] or []
+        if len(kernels) < num_products:
+            raise RuntimeError(f"CUPTI requires a kernel for each of {num_products} products, got {len(kernels)}")
+        return 1e3 * sum(float(milliseconds) for _, milliseconds in kernels) / num_products
+
+    return measure
+
+
+def _host_clock(function: Any, num_products: int, *args: Any) -> Measure:
+    def measure() -> float:
+        jax.block_until_ready(function(*args))
+        start = time.perf_counter()
+        results = [function(*args) for _ in range(HOST_BATCH)]
+        jax.block_until_ready(results)
+        return 1e6 * (time.perf_counter() - start) / HOST_BATCH / num_products
+
+    return measure

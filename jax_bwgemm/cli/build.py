@@ -1,0 +1,63 @@
+"""`build`: the ahead-of-time build with a progress bar. Decides nothing about kernels."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jax_bwgemm.arch import TARGETS, family
+
+HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
+DEFAULT_OUT = Path(__file__).parent.parent / "_artifacts"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default=",".join(TARGETS), help="targets, separated by commas (default: %(default)s)")
+    parser.add_argument("--only", metavar="PATTERN", help="build only variants whose name matches this glob")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a CPU)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory (default: the package's _artifacts)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from jax_bwgemm.kernels import build
+    from jax_bwgemm.kernels.catalog import catalogue
+
+    if args.jobs is not None and args.jobs < 1:
+        raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
+    start = time.monotonic()
+    variants = build.select(catalogue(_targets(args.arch)), args.only)
+    with _progress_bar() as progress:
+        report = build.build(variants, args.out, args.jobs, progress)
+    seconds = time.monotonic() - start
+    print(f"{report.num_built} built, {report.num_kept} up to date, {len(report.failures)} refused: ", end="")
+    print(f"{args.out} in {seconds:.1f} s")
+    for failure in report.failures:
+        print(f"refused {failure.name}: {failure.reason}", file=sys.stderr)
+    return 1 if report.failures else 0
+
+
+def _targets(text: str) -> list[str]:
+    targets = [part.strip() for part in text.split(",") if part.strip()]
+    for target in targets:
+        family(target)
+    if not targets:
+        raise ValueError(f"`--arch` requires at least one of {', '.join(TARGETS)}, got {text!r}")
+    return targets
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """Draws nothing where rich is not installed, or until there is something to do."""
+    if importlib.util.find_spec("rich") is None:
+        yield lambda num_done, num_all: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    with Progress("kernels", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        task = bar.add_task("kernels", total=None, visible=False)
+        yield lambda num_done, num_all: bar.update(task, completed=num_done, total=num_all, visible=True)

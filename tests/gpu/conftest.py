@@ -1,0 +1,24 @@
+"""These tests need a Hopper or Blackwell GPU, the native library and its cubins; `make gpu-check` runs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.decision import target_arch
+
+ARCH = target_arch(None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if isinstance(ARCH, Arch):
+        return
+    for item in items:
+        if "tests/gpu" in item.path.as_posix():
+            item.add_marker(pytest.mark.skip(reason=f"no GPU that has kernels: {ARCH}"))
+
+
+@pytest.fixture(scope="session")
+def arch() -> Arch:
+    assert isinstance(ARCH, Arch)
+    return ARCH

@@ -1,0 +1,257 @@
+"""The handler in its surroundings: command buffers, threads, streams, slices, transformations, wrong devices."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import jax_bwgemm
+from jax_bwgemm import ffi
+from jax_bwgemm.arch import Arch
+
+matmul = functools.partial(jax_bwgemm.matmul, on_fallback="error")
+
+
+def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
+
+
+def assert_close(got: jax.Array, expected: jax.Array, relative: float = 0.01) -> None:
+    got64, expected64 = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert np.linalg.norm(got64 - expected64) <= relative * np.linalg.norm(expected64)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(arch: Arch) -> None:
+    """Every test of this file runs our kernels."""
+
+
+def test_our_kernel_ran() -> None:
+    a, b = normal(0, 256, 256), normal(1, 256, 256)
+    before = ffi.execute_count()
+    assert_close(jax.jit(matmul)(a, b), jnp.dot(a, b))
+    assert ffi.execute_count() == before + 1
+
+
+@pytest.mark.parametrize(
+    "a_shape, b_shape",
+    [((256, 128), (128, 64)), ((3, 40, 128), (128, 64)), ((3, 40, 128), (3, 128, 64)), ((40, 128), (3, 128, 64)),
+     ((128,), (128, 64)), ((64, 128), (128,)), ((2, 1, 16, 128), (3, 128, 8)), ((5, 128), (128, 8))],
+)  # fmt: skip
+def test_shapes_of_jnp_matmul(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    a, b = normal(0, *a_shape), normal(1, *b_shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = jax.jit(jax_bwgemm.matmul)(a, b)
+    expected = jnp.matmul(a, b)
+    assert got.shape == expected.shape
+    assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_run_our_kernels(dtype: str) -> None:
+    a, b, ct = normal(0, 264, 136, dtype=dtype), normal(1, 136, 520, dtype=dtype), normal(2, 264, 520, dtype=dtype)
+
+    def loss(product, a, b):  # type: ignore[no-untyped-def]
+        return jnp.sum((product(a, b) * ct).astype(jnp.float32))
+
+    before = ffi.execute_count()
+    ours = jax.jit(jax.grad(functools.partial(loss, matmul), (0, 1)))(a, b)
+    jax.block_until_ready(ours)
+    assert ffi.execute_count() - before == 2  # dA and dB; the product itself is dead code
+    for got, expected in zip(ours, jax.grad(functools.partial(loss, jnp.matmul), (0, 1))(a, b), strict=True):
+        assert_close(got, expected)
+
+
+def test_a_gradient_holds_no_transpose_of_an_operand() -> None:
+    a, b = normal(0, 512, 256), normal(1, 256, 384)
+
+    def loss(a, b):  # type: ignore[no-untyped-def]
+        return jnp.sum(jnp.sin(matmul(a, b)).astype(jnp.float32))
+
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(a, b).compile().as_text()
+    assert text.count("jax_bwgemm_matmul_v1") >= 3
+    assert " transpose(" not in text
+    assert " copy(" not in text
+
+
+def test_fused_epilogue_and_its_gradient() -> None:
+    x, w, bias = normal(0, 300, 256), normal(1, 256, 392), normal(2, 392)
+
+    def ours(x, w, bias):  # type: ignore[no-untyped-def]
+        return matmul(x, w, alpha=0.5, bias=bias, activation="relu")
+
+    def peer(x, w, bias):  # type: ignore[no-untyped-def]
+        return jax.nn.relu(0.5 * jnp.dot(x, w, preferred_element_type=jnp.float32) + bias).astype(x.dtype)
+
+    assert_close(jax.jit(ours)(x, w, bias), peer(x, w, bias))
+    gradients = [
+        jax.jit(jax.grad(lambda *args, f=f: jnp.sum(f(*args).astype(jnp.float32) ** 2), (0, 1, 2)))(x, w, bias)
+        for f in (ours, peer)
+    ]
+    for got, expected in zip(*gradients, strict=True):
+        assert_close(got, expected, 0.02)
+
+
+def test_nan_passes_through_relu() -> None:
+    x = normal(0, 64, 64).at[3, 5].set(jnp.nan)
+    out = matmul(x, normal(1, 64, 64), activation="relu")
+    assert np.isnan(np.asarray(out[3], np.float32)).all()
+    assert not np.isnan(np.asarray(out[4], np.float32)).any()
+
+
+def test_a_command_buffer_captures_the_call() -> None:
+    """Eager, traced, then replayed: the third and fourth run execute no handler at all."""
+    options = {"xla_gpu_graph_min_graph_size": 1}
+    function = jax.jit(matmul, compiler_options=options)
+    a, b = normal(0, 512, 512), normal(1, 512, 512)
+    counts, expected = [], np.asarray(jnp.dot(a, b), np.float32)
+    for _ in range(4):
+        before = ffi.execute_count()
+        out = jax.block_until_ready(function(a, b))
+        counts.append(ffi.execute_count() - before)
+        assert_close(out, expected)
+        del out  # the same output address again: a moved buffer is traced anew
+    assert counts == [1, 1, 0, 0]
+
+
+def test_eight_threads() -> None:
+    function = jax.jit(matmul)
+    a, b = normal(0, 384, 512), normal(1, 512, 256)
+    expected = np.asarray(function(a, b)).view(np.uint16)
+
+    def many(_: int) -> bool:
+        return all(np.array_equal(np.asarray(function(a, b)).view(np.uint16), expected) for _ in range(100))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(many, range(8)))
+
+
+def on_stream(stream: int, function: Any) -> Any:
+    """`function` on a stream of its own; `compute_on` became a decorator in jax 0.11."""
+    from jax.experimental import compute_on
+
+    kind = f"gpu_stream:{stream}"
+    if "out_memory_spaces" in inspect.signature(compute_on.compute_on).parameters:
+        return compute_on.compute_on(function, compute_type=kind, out_memory_spaces=jax.memory.Space.Device)
+
+    def wrapped(*args: jax.Array) -> Any:
+        with compute_on.compute_on(kind):
+            return jax.jit(function)(*args)
+
+    return wrapped
+
+
+def test_two_streams() -> None:
+    """Two products beside each other, each told to take a stream of its own."""
+    a, b, c = normal(0, 1024, 1024), normal(1, 1024, 1024), normal(2, 1024, 1024)
+
+    @jax.jit
+    def both(a, b, c):  # type: ignore[no-untyped-def]
+        return on_stream(1, matmul)(a, b), on_stream(2, matmul)(a, c)
+
+    for _ in range(20):
+        x, y = both(a, b, c)
+        assert_close(x, jnp.dot(a, b))
+        assert_close(y, jnp.dot(a, c))
+
+
+def test_a_scan_over_stacked_weights() -> None:
+    x, weights = normal(0, 128, 256), normal(1, 6, 256, 256) * 0.06
+
+    def run(product):  # type: ignore[no-untyped-def]
+        return jax.jit(lambda x, ws: jax.lax.scan(lambda x, w: (product(x, w), None), x, ws)[0])(x, weights)
+
+    assert_close(run(matmul), run(jnp.matmul), 0.03)
+
+
+def flattened() -> tuple[jax.Array, jax.Array, Any]:
+    """x, and weights in a flat array at an offset of 6 bytes: no tensor map can take them where they are."""
+    flat, unravel = ravel_pytree({"b": normal(0, 3), "w": normal(1, 256, 128)})
+    return normal(2, 64, 256), flat, unravel
+
+
+def test_flattened_weights() -> None:
+    """XLA would hand over the middle of the flat array; the lowering sees the slice and has it copied."""
+    x, flat, unravel = flattened()
+    assert_close(jax.jit(lambda x, flat: matmul(x, unravel(flat)["w"]))(x, flat), jnp.dot(x, unravel(flat)["w"]))
+
+
+def test_a_pointer_that_is_only_element_aligned_is_refused_with_the_remedy() -> None:
+    """Behind a function boundary the lowering does not see the slice; XLA inlines the call and passes its middle."""
+    x, flat, unravel = flattened()
+    inner = jax.jit(matmul)
+
+    def run(wrap: Any) -> jax.Array:
+        return jax.block_until_ready(jax.jit(lambda x, flat: inner(x, wrap(unravel(flat)["w"])))(x, flat))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"16 bytes.*optimization_barrier"):
+        run(lambda w: w)
+    assert_close(run(jax.lax.optimization_barrier), jnp.dot(x, unravel(flat)["w"]))
+
+
+def test_unaligned_pitches_fall_back_aloud() -> None:
+    a, b = normal(0, 64, 100), normal(1, 100, 65)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="16 bytes"):
+        got = jax.jit(functools.partial(jax_bwgemm.matmul, on_fallback="warn"))(a, b)
+    assert_close(got, jnp.dot(a, b))
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
+def test_empty_sizes(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    got = jax.jit(matmul)(normal(0, m, k), normal(1, k, n))
+    assert got.shape == (m, n)
+    assert not np.asarray(got, np.float32).any()
+
+
+@pytest.mark.parametrize("shape", [(65544, 64, 32776), (65544, 32776, 64)], ids=["operand", "result"])
+def test_more_than_2_31_elements(shape: tuple[int, int, int]) -> None:
+    """Offsets are 64-bit: an operand, or the result, of more elements than an int32 counts."""
+    m, n, k = shape
+    assert m * max(n, k) > 2**31
+    a, b = (
+        jax.random.bits(jax.random.key(i), s, jnp.uint8).astype(jnp.bfloat16) for i, s in enumerate([(m, k), (k, n)])
+    )
+    got = jax.jit(matmul)(a, b)
+    for rows in (slice(0, 8), slice(m // 2, m // 2 + 8), slice(m - 8, m)):
+        assert_close(got[rows], jnp.dot(a[rows], b))
+
+
+def test_a_kernel_for_another_gpu_is_refused() -> None:
+    a, b = normal(0, 256, 256), normal(1, 256, 256)
+    other = "b200" if jax.devices()[0].compute_capability == "9.0" else "h200"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="compute capability"):
+        jax.block_until_ready(jax.jit(functools.partial(matmul, device=other))(a, b))
+    assert_close(jax.jit(matmul)(a, b), jnp.dot(a, b))  # and the process goes on
+
+
+def test_vmap_runs_one_kernel() -> None:
+    a, b = normal(0, 5, 64, 128), normal(1, 128, 96)
+    before = ffi.execute_count()
+    got = jax.block_until_ready(jax.jit(jax.vmap(matmul, (0, None)))(a, b))
+    assert ffi.execute_count() - before == 1
+    assert_close(got, jnp.matmul(a, b))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_one_process_two_devices() -> None:
+    from jax.sharding import Mesh, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    a, b = normal(0, 512, 256), normal(1, 256, 384)
+    rows = PartitionSpec("d", None)
+    sharded = jax.jit(jax.shard_map(matmul, mesh=mesh, in_specs=(rows, PartitionSpec(None, None)), out_specs=rows))
+    for _ in range(10):
+        assert_close(sharded(a, b), jnp.dot(a, b))
+    second = jax.device_put(a, jax.devices()[1]), jax.device_put(b, jax.devices()[1])
+    assert_close(jax.jit(matmul)(*second), jnp.dot(*second))
