@@ -44,7 +44,7 @@ gpu-check:
 	MAKEFLAGS= cmake --build build/ffi-gpu --parallel $(JOBS)
 	cmake --install build/ffi-gpu --prefix build/gpu
 	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m pytest tests/gpu
-	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json
+	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json --commit '$(COMMIT)'
 
 clean:
 	rm -rf build jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)

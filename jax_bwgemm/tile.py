@@ -8,10 +8,11 @@ import re
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, Problem
 
-SWIZZLE_BYTES = 128  # one row of an operand or store box; TMA and the tensor cores agree on the 128-byte swizzle
+SWIZZLE_BYTES = 128  # one row of an operand box; TMA and the tensor cores agree on the 128-byte swizzle
+STORE_SWIZZLE_BYTES = 64  # one row of a store box: narrow boxes, so that several stores are in flight in 32 KiB
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
-EPILOGUE_STAGES = 2
+EPILOGUE_STAGES = 4
 ACC_STAGES = 2  # TMEM accumulators of a Blackwell CTA: the epilogue of one overlaps the main loop of the other
 MAX_CLUSTER_CTAS = 8  # the portable cluster size, CUDA C++ programming guide, thread block clusters
 INT32_MAX = 2**31 - 1
@@ -60,14 +61,14 @@ class Tile:
 
 SHIPPED_TILES = {
     "hopper": (
-        Tile(128, 256, cluster_n=2),
         Tile(128, 256, cluster_m=2),
         Tile(128, 256),
         Tile(128, 192, cluster_m=2),
-        Tile(256, 128, cluster_m=2),
+        Tile(256, 128, cluster_n=2),
         Tile(256, 128),
         Tile(128, 128, cluster_m=2),
         Tile(128, 128),
+        Tile(64, 256),
         Tile(64, 128),
     ),
     "blackwell": (
@@ -87,7 +88,7 @@ def num_threads(tile: Tile, target: str) -> int:
 def store_box(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
     """(columns, rows) of one TMA store: a swizzle span wide; 64 rows a Hopper warpgroup, cta_m a Blackwell CTA."""
     rows = 64 if family(target) == "hopper" else tile.cta_m
-    return min(tile.mma_n, SWIZZLE_BYTES // DTYPE_BYTES[out_dtype]), rows
+    return STORE_SWIZZLE_BYTES // DTYPE_BYTES[out_dtype], rows
 
 
 def load_box(tile: Tile, operand: str, major: str, in_bytes: int) -> tuple[int, int]:
@@ -107,7 +108,7 @@ def stage_bytes(tile: Tile, in_bytes: int) -> int:
 
 def epilogue_bytes(tile: Tile) -> int:
     """Store buffers of a CTA: EPILOGUE_STAGES boxes for every group of warps that stores on its own."""
-    return EPILOGUE_STAGES * min(tile.cta_m, 128) * SWIZZLE_BYTES
+    return EPILOGUE_STAGES * min(tile.cta_m, 128) * STORE_SWIZZLE_BYTES
 
 
 def num_stages(tile: Tile, in_bytes: int, smem_limit_bytes: int) -> int:

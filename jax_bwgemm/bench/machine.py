@@ -13,10 +13,14 @@ STATIC = ("name", "driver_version", "clocks.max.sm", "clocks.max.mem", "power.li
 NOW = ("clocks.sm", "power.draw", "temperature.gpu")
 
 
-def describe() -> dict[str, str]:
+def describe(given_commit: str = "") -> dict[str, str]:
     """Flat facts for a result file; what cannot be had is left out."""
     versions = {name: _version(name) for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax_bwgemm")}
-    facts = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(), **versions}
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": given_commit or commit(),
+        **versions,
+    }
     return {name: value for name, value in (query(STATIC) | facts).items() if value}
 
 

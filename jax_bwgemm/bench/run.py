@@ -26,13 +26,13 @@ HANDLER_SIZE = 256
 Product = Callable[[Any, Any], Any]
 
 
-def main(shapes: Sequence[str] | None, rounds: int, out: Path | None) -> int:
+def main(shapes: Sequence[str] | None, rounds: int, out: Path | None, commit: str = "") -> int:
     """Measures `shapes`, prints a table, writes a result file. ValueError without a GPU that has kernels."""
     cases = [Case.from_str(text) for text in shapes or DEFAULT]
     arch = target_arch(None)
     if isinstance(arch, str):
         raise ValueError(f"`bench` requires a Hopper or Blackwell GPU, got none: {arch}")
-    result = measure_all(cases, arch, rounds)
+    result = measure_all(cases, arch, rounds, commit)
     show(result)
     path = out or RESULTS / f"{arch.name}.json"
     report.save(result, path)
@@ -40,7 +40,7 @@ def main(shapes: Sequence[str] | None, rounds: int, out: Path | None) -> int:
     return 1 if result.skipped else 0
 
 
-def measure_all(cases: Sequence[Case], arch: Arch, rounds: int) -> report.Result:
+def measure_all(cases: Sequence[Case], arch: Arch, rounds: int, commit: str = "") -> report.Result:
     method, clock = timing.choose_clock()
     rows, skipped = [], {}
     for case in cases:
@@ -49,7 +49,7 @@ def measure_all(cases: Sequence[Case], arch: Arch, rounds: int) -> report.Result
             print(*report.cells(rows[-1]), sep="  ", flush=True)
         except FallbackError as error:
             skipped[str(case)] = str(error)
-    return report.Result(arch.name, method, rounds, machine.describe(), measure_handler(), tuple(rows), skipped)
+    return report.Result(arch.name, method, rounds, machine.describe(commit), measure_handler(), tuple(rows), skipped)
 
 
 def measure_case(case: Case, arch: Arch, rounds: int, clock: Callable[..., timing.Measure]) -> report.Row:

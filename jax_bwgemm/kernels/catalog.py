@@ -13,7 +13,7 @@ from jax_bwgemm.variant import Variant
 IN_DTYPES = ("bfloat16", "float16")
 FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
 FUSED_TILES = {
-    "hopper": (Tile(128, 256, cluster_n=2), Tile(128, 128)),
+    "hopper": (Tile(128, 256, cluster_m=2), Tile(128, 128)),
     "blackwell": (Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)),
 }  # a large and a small tile: a fused epilogue need not wait for a fit, an unfused one costs a pass over the result
 

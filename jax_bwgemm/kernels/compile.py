@@ -14,7 +14,7 @@ from jax_bwgemm.kernels.operands import DSL_DTYPES, example_tensor
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import SWIZZLE_BYTES, load_box, num_threads, smem_bytes, store_box, tmem_cols
+from jax_bwgemm.tile import STORE_SWIZZLE_BYTES, SWIZZLE_BYTES, load_box, num_threads, smem_bytes, store_box, tmem_cols
 from jax_bwgemm.variant import Variant
 
 FIXED_PARAMS = (
@@ -85,4 +85,5 @@ def _tma_facts(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[
         ours = (inner, outer * sharing[operand], 1)
         if dsl_boxes[operand] != ours:
             raise RuntimeError(f"the TMA box of {operand} requires {ours}, got {dsl_boxes[operand]} from CuTeDSL")
-    return {operand: ((*box, 1), SWIZZLE_BYTES) for operand, box in boxes.items()}
+    swizzle_bytes = {"a": SWIZZLE_BYTES, "b": SWIZZLE_BYTES, "c": STORE_SWIZZLE_BYTES}
+    return {operand: ((*box, 1), swizzle_bytes[operand]) for operand, box in boxes.items()}

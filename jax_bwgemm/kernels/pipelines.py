@@ -5,7 +5,7 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 
 from __future__ import annotations
 
-from jax_bwgemm.tile import Tile, stage_bytes
+from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, stage_bytes
 
 WARPS_PER_WARPGROUP = 4
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
@@ -34,3 +34,12 @@ def full_bytes(tile: Tile, in_bytes: int) -> int:
 def acc_empty_arrivals(tile: Tile) -> int:
     """An accumulator is free when one lane of each epilogue warp, of both CTAs of a pair, has arrived."""
     return EPILOGUE_WARPS * tile.cta_group
+
+
+def stores_in_flight() -> int:
+    """TMA stores that may still read their buffers when the warps meet after writing box i into buffer i % S.
+
+    After the meeting they write box i + 1 where store i + 1 - S was read from: of the stores before i, all but S - 2
+    must be done.
+    """
+    return EPILOGUE_STAGES - 2

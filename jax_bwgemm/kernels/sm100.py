@@ -377,6 +377,9 @@ class Sm100Gemm:
             Cs, Cg = cpasync.tma_partition(
                 tma_c, 0, cute.make_layout(1), cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
             )
+            if is_store_warp:  # all buffers are free for this tile
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)
             acc.consumer_wait(read)
             for i in cutlass.range_constexpr(boxes):
                 cute.copy(t2r, Tt[None, None, None, 0, i, read.index], values)
@@ -389,8 +392,10 @@ class Sm100Gemm:
                 stage = i % EPILOGUE_STAGES
                 cute.copy(r2s, Rr, Rs[None, None, None, stage])
                 cute.arch.fence_proxy("async.shared", space="cta")
-                if is_store_warp:  # the other buffer has been read: after the barrier anyone may write it
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                if (
+                    is_store_warp
+                ):  # so that after the barrier the next buffer may be written: its last store has read it
+                    cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
                 cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)
                 if is_store_warp:
                     cute.copy(tma_c, Cs[None, stage], Cg[None, 0, i])

@@ -332,7 +332,7 @@ class Sm90Gemm:
         n: Int32,
         args: tuple[Any, ...],
     ) -> None:
-        """Registers -> epilogue -> smem box -> TMA store, box after box; boxes alternate between two buffers."""
+        """Registers -> epilogue -> smem box -> TMA store, box after box; each goes to the next buffer."""
         enum = LayoutEnum.ROW_MAJOR
         stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.out_dtype)
         r2s = cute.make_tiled_copy_S(
@@ -349,6 +349,9 @@ class Sm90Gemm:
         sC_box = cute.local_tile(sC, (self.store_rows, self.store_cols), (wg_idx, 0, None))  # this warpgroup's rows
         boxes_n = cutlass.const_expr(self.tile.mma_n // self.store_cols)
         is_store_warp = cute.arch.make_warp_uniform(tidx // 32) % pipelines.WARPS_PER_WARPGROUP == 0
+        if is_store_warp:  # the last tile's stores have long read their buffers: all are free
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.barrier(barrier_id=STORE_BARRIER + wg_idx, number_of_threads=WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(cute.size(acc) // per_box):
             row_box, col_box = box // boxes_n, box % boxes_n
             for i in cutlass.range_constexpr(per_box):
@@ -358,8 +361,8 @@ class Sm90Gemm:
             stage = box % EPILOGUE_STAGES
             cute.copy(r2s, rounded, Rs[None, None, None, stage])
             cute.arch.fence_proxy("async.shared", space="cta")
-            if is_store_warp:  # the other buffer has been read: after the barrier anyone may write it
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
+            if is_store_warp:  # so that after the barrier the next buffer may be written: its last store has read it
+                cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
             cute.arch.barrier(barrier_id=STORE_BARRIER + wg_idx, number_of_threads=WARPGROUP_THREADS)
             if is_store_warp:
                 Cs, Cg = cpasync.tma_partition(

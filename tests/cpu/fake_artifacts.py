@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from jax_bwgemm.arch import ARCHS, family
 from jax_bwgemm.artifacts import Entry, Param, TmaFacts, write_manifest
 from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import SHIPPED_TILES, num_stages, num_threads, smem_bytes, store_box, tmem_cols
+from jax_bwgemm.tile import (
+    SHIPPED_TILES,
+    STORE_SWIZZLE_BYTES,
+    num_stages,
+    num_threads,
+    smem_bytes,
+    store_box,
+    tmem_cols,
+)
 from jax_bwgemm.variant import Variant
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
@@ -35,7 +43,7 @@ def fake_entry(variant: Variant) -> Entry:
         tma={
             "a": TmaFacts((64, tile.cta_m, 1), 128),
             "b": TmaFacts((64, tile.load_n, 1), 128),
-            "c": TmaFacts((*store_box(tile, variant.out_dtype, variant.target), 1), 128),
+            "c": TmaFacts((*store_box(tile, variant.out_dtype, variant.target), 1), STORE_SWIZZLE_BYTES),
         },
         registers=168,
         spill_bytes=0,

@@ -23,7 +23,7 @@ from jax_bwgemm import ffi
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.artifacts import PARAM_KINDS
 from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import Tile, load_box, num_threads, smem_bytes, store_box
+from jax_bwgemm.tile import STORE_SWIZZLE_BYTES, SWIZZLE_BYTES, Tile, load_box, num_threads, smem_bytes, store_box
 from jax_bwgemm.variant import Variant
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
@@ -145,7 +145,7 @@ def _our_plan(variant: Variant) -> ffi.LaunchPlan:
     )
     for i, box in enumerate(boxes):
         request.box[i][:] = [*box, 1]
-        request.swizzle_bytes[i] = 128
+        request.swizzle_bytes[i] = STORE_SWIZZLE_BYTES if i == 2 else SWIZZLE_BYTES
     request.params[: len(params)] = params
     return ffi.launch_plan(request)
 

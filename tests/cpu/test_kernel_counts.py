@@ -59,6 +59,10 @@ def test_arrival_counts() -> None:
     assert pipelines.acc_empty_arrivals(Tile(256, 256, cta_group=2, cluster_m=2)) == 8
 
 
+def test_stores_in_flight() -> None:
+    assert pipelines.stores_in_flight() == 2  # of 4 buffers: one being written, one that the slowest warp still fills
+
+
 def test_full_bytes() -> None:
     assert pipelines.full_bytes(Tile(128, 256), 2) == 48 * 1024
     assert pipelines.full_bytes(Tile(256, 256, cta_group=2, cluster_m=2), 2) == 4 * 16384  # A and B of both CTAs

@@ -70,8 +70,8 @@ def test_attributes(artifacts_dir):
         "alpha": "1.000000e+00 : f32",
         "a_box": "dense<[64, 128, 1]>",
         "b_box": "dense<[64, 256, 1]>",
-        "c_box": "dense<[32, 64, 1]>",
-        "swizzle_bytes": "dense<128>",
+        "c_box": "dense<[16, 64, 1]>",
+        "swizzle_bytes": "dense<[128, 128, 64]>",
         "params": f"dense<{params}>",
     }
     assert {name: call.get(name) for name in want} == want

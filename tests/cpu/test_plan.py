@@ -248,8 +248,8 @@ def test_explain_without_cubins(no_artifacts):
 def test_explain_a_missing_cubin(artifacts_dir, monkeypatch):
     from jax_bwgemm import artifacts
 
-    find = artifacts.find
-    monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile == BEST_H200 else find(v))
+    find, gone = artifacts.find, (BEST_H200, Tile(256, 128, cluster_n=2))  # two tiles that are predicted alike
+    monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile in gone else find(v))
     text = str(jax_bwgemm.explain(X, X, device="h200"))
     assert "cubin not available" in text
     assert "the best whose cubin is available; 128x256x64_cta1_cluster2x1 would be" in text
