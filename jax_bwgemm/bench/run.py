@@ -41,6 +41,7 @@ def main(shapes: Sequence[str] | None, rounds: int, out: Path | None, commit: st
 
 
 def measure_all(cases: Sequence[Case], arch: Arch, rounds: int, commit: str = "") -> report.Result:
+    handler = measure_handler()  # first: CUPTI, once attached, makes every driver call slower
     method, clock = timing.choose_clock()
     rows, skipped = [], {}
     for case in cases:
@@ -49,7 +50,7 @@ def measure_all(cases: Sequence[Case], arch: Arch, rounds: int, commit: str = ""
             print(*report.cells(rows[-1]), sep="  ", flush=True)
         except FallbackError as error:
             skipped[str(case)] = str(error)
-    return report.Result(arch.name, method, rounds, machine.describe(commit), measure_handler(), tuple(rows), skipped)
+    return report.Result(arch.name, method, rounds, machine.describe(commit), handler, tuple(rows), skipped)
 
 
 def measure_case(case: Case, arch: Arch, rounds: int, clock: Callable[..., timing.Measure]) -> report.Row:
