@@ -176,8 +176,9 @@ def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
     legal_m = (128,) if tile.cta_group == 1 else (256,)
     if tile.mma_m not in legal_m:
         return f"`mma_m` requires {legal_m[0]} for cta_group {tile.cta_group}, got {tile.mma_m}"
-    if tile.mma_n % 64 or not 64 <= tile.mma_n <= 256:
-        return f"`mma_n` requires a multiple of 64 in 64..256, got {tile.mma_n}"
+    step = 64 * tile.cta_group  # a CTA loads whole swizzle spans of an n-major B
+    if tile.mma_n % step or not step <= tile.mma_n <= 256:
+        return f"`mma_n` requires a multiple of {step} in {step}..256 for cta_group {tile.cta_group}, got {tile.mma_n}"
     if tile.cluster_m % tile.cta_group:
         return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
     cols = tmem_cols(tile)

@@ -45,7 +45,13 @@ def changed(**changes):
         (Tile(128, 256, cta_group=3), PROBLEM, B200, "`cta_group` requires 1 or 2, got 3"),
         (Tile(256, 256), PROBLEM, B200, "`mma_m` requires 128 for cta_group 1, got 256"),
         (Tile(128, 256, cta_group=2, cluster_m=2), PROBLEM, B200, "`mma_m` requires 256 for cta_group 2, got 128"),
-        (Tile(128, 512), PROBLEM, B200, "`mma_n` requires a multiple of 64 in 64..256, got 512"),
+        (Tile(128, 512), PROBLEM, B200, "`mma_n` requires a multiple of 64 in 64..256 for cta_group 1, got 512"),
+        (
+            Tile(256, 192, cta_group=2, cluster_m=2),
+            PROBLEM,
+            B200,
+            "`mma_n` requires a multiple of 128 in 128..256 for cta_group 2, got 192",
+        ),
         (Tile(256, 256, cta_group=2), PROBLEM, B200, "`cluster_m` requires a multiple of cta_group 2, got 1"),
         (
             BEST_H200,
