@@ -1,0 +1,296 @@
+"""`syntax.Entry` -> `Program`: every instruction decoded once into a closure.
+
+A handler claims an opcode stem and returns `Pure` (registers in, registers out: `fn(regs)`) or `Effect` (anything
+else: `fn(warp)`, which returns None to go on, a target to jump to, or one of the codes below).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax_bwgemm.emulator.errors import LaunchError, UnsupportedInstruction
+from jax_bwgemm.emulator.syntax import Entry, Imm, Instr, Mem, Not, Operand, Pair, Reg, Sink, Symbol, Vec
+
+BLOCK, EXIT, SPLIT = -1, -2, -3  # the warp must wait here; it has ended; its lanes took different ways
+
+PARAM_BASE = 1 << 44  # generic address of the parameter space
+SHARED_BASE = 1 << 45  # generic address of shared memory: base + 32-bit shared address
+SHARED_OFFSET = 0x400  # the first KiB of shared memory is reserved on sm_90 and later (CUDA programming guide)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pure:
+    """Registers in, registers out; `dests` are (slot, bits)."""
+
+    fn: Callable[[list[Any]], None]
+    dests: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """Everything that touches more than registers. Writes registers through `Warp.put` only."""
+
+    fn: Callable[[Any], int | None]
+    dests: tuple[tuple[int, int], ...] = ()
+
+
+def whole_warp(fn: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+    """For `.aligned` and `.sync` instructions: a split waits until the other lanes of its warp have caught up."""
+
+    def run(warp: Any) -> int | None:
+        if warp.split.mask is not None:
+            return warp.needs_all_lanes()
+        return fn(warp)
+
+    return run
+
+
+Handler = Callable[["Decoder", Instr, list[str]], "Pure | Effect"]
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*stems: str) -> Callable[[Handler], Handler]:
+    """Registers a handler for opcode stems, such as `mbarrier.try_wait`."""
+
+    def register(fn: Handler) -> Handler:
+        for stem in stems:
+            if stem in HANDLERS:
+                raise ValueError(f"two handlers claim `{stem}`")
+            HANDLERS[stem] = fn
+        return fn
+
+    return register
+
+
+class Decoder:
+    """What a handler may ask while it decodes: slots of operands, constants, parameters."""
+
+    def __init__(self, entry: Entry, params: bytes) -> None:
+        self.entry = entry
+        self.params = params
+        self.num_slots = entry.num_slots
+        self.constants: dict[int, Any] = {}
+        self.by_value: dict[tuple[type, Any], int] = {}
+        self.specials: dict[str, int] = {}
+        self.param_at = {p.name: p for p in entry.params}
+        self.shared_at, self.dynamic_offset = self._place_shared()
+        self.instr: Instr | None = None
+
+    def _place_shared(self) -> tuple[dict[str, int], int]:
+        """Static variables first, the dynamic array after them."""
+        at, offset = {}, SHARED_OFFSET
+        for var in sorted(self.entry.shared, key=lambda v: v.size == 0):
+            offset = -(-offset // max(var.align, 1)) * max(var.align, 1)
+            at[var.name] = offset
+            offset += var.size
+        return at, offset
+
+    def unsupported(self, reason: str) -> UnsupportedInstruction:
+        assert self.instr is not None
+        return UnsupportedInstruction(self.instr.line, self.instr.text, reason)
+
+    def only(self, mods: list[str], *allowed: str) -> None:
+        """Refuses a modifier that the handler does not know."""
+        for mod in mods:
+            if mod not in allowed:
+                raise self.unsupported(f"unknown modifier `.{mod}`")
+
+    def arity(self, *counts: int) -> None:
+        assert self.instr is not None
+        if len(self.instr.operands) not in counts:
+            raise self.unsupported(f"requires {' or '.join(map(str, counts))} operands")
+
+    def new_slot(self) -> int:
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def constant(self, value: Any) -> int:
+        key = (type(value), value)
+        if key not in self.by_value:
+            self.by_value[key] = self.new_slot()
+            self.constants[self.by_value[key]] = value
+        return self.by_value[key]
+
+    def src(self, operand: Operand, bits: int) -> int:
+        """The slot of a source operand; an immediate becomes a constant of `bits` raw bits."""
+        if isinstance(operand, Reg):
+            return operand.slot
+        if isinstance(operand, Imm):
+            return self.constant(bool(operand.value)) if bits == 1 else self.constant(operand.value & ((1 << bits) - 1))
+        if isinstance(operand, Symbol):
+            return self.symbol(operand.name)
+        raise self.unsupported(f"a register or an immediate is required, got {operand}")
+
+    def symbol(self, name: str) -> int:
+        if name in self.param_at:
+            return self.constant(PARAM_BASE + self.param_at[name].offset)
+        if name in self.shared_at or name.startswith("%"):
+            if name not in self.specials:
+                self.specials[name] = self.new_slot()
+            return self.specials[name]
+        raise self.unsupported(f"unknown symbol `{name}`")
+
+    def dest(self, operand: Operand) -> int:
+        """The slot of a destination register; `_` gets a slot that nobody reads."""
+        if isinstance(operand, Reg):
+            return operand.slot
+        if isinstance(operand, Sink):
+            return self.new_slot()
+        raise self.unsupported(f"a destination register is required, got {operand}")
+
+    def mem(self, operand: Operand) -> Mem:
+        if not isinstance(operand, Mem):
+            raise self.unsupported(f"an address in brackets is required, got {operand}")
+        return operand
+
+    def items(self, operand: Operand) -> tuple[Operand, ...]:
+        """The elements of a vector operand; a single operand counts as one."""
+        return operand.items if isinstance(operand, Vec) else (operand,)
+
+    def label(self, operand: Operand) -> int:
+        if isinstance(operand, Symbol):
+            for depth in range(len(operand.scope), 0, -1):
+                index = self.entry.labels.get((operand.scope[:depth], operand.name))
+                if index is not None:
+                    return index
+        raise self.unsupported(f"unknown label {operand}")
+
+    def decode(self, instr: Instr) -> Pure | Effect:
+        self.instr = instr
+        tokens = instr.opcode.split(".")
+        for count in range(len(tokens), 0, -1):
+            handler = HANDLERS.get(".".join(tokens[:count]))
+            if handler:
+                return handler(self, instr, tokens[count:])
+        raise self.unsupported("unknown opcode")
+
+
+@dataclasses.dataclass
+class Program:
+    """A decoded kernel. `runs[pc]` (filled on demand) is the stretch of pure instructions that starts at pc."""
+
+    instrs: tuple[Instr, ...]
+    pure: list[Callable[[list[Any]], None] | None]
+    effects: list[Callable[[Any], int | None] | None]
+    dests: list[tuple[tuple[int, int], ...]]
+    blocks: list[tuple[int, int]]
+    local: list[bool]
+    template: list[Any]
+    specials: dict[str, int]
+    shared_at: dict[str, int]
+    dynamic_offset: int
+    runs: list[tuple[Callable[[list[Any]], None], ...] | None]
+    pc_of: dict[int, int]
+
+    def run_at(self, pc: int) -> tuple[Callable[[list[Any]], None], ...]:
+        fns: list[Callable[[list[Any]], None]] = []
+        while (fn := self.pure[pc + len(fns)]) is not None:
+            fns.append(fn)
+        run = self.runs[pc] = tuple(fns)
+        return run
+
+
+def decode(entry: Entry, params: bytes) -> Program:
+    """Decodes a kernel for one parameter block (parameters become constants)."""
+    need = max((p.offset + p.size for p in entry.params), default=0)
+    if len(params) < need:
+        raise LaunchError(f"`{entry.name}` requires {need} bytes of parameters, got {len(params)}")
+    decoder = Decoder(entry, params)
+    pure: list[Any] = []
+    effects: list[Any] = []
+    dests = []
+    for instr in entry.body:
+        op = decoder.decode(instr)
+        if instr.guard is not None and instr.opcode.split(".")[0] not in ("bra", "ret", "exit"):
+            op = _guarded(op, instr)
+        pure.append(op.fn if isinstance(op, Pure) else None)
+        effects.append(op.fn if isinstance(op, Effect) else None)
+        dests.append(op.dests)
+    pure.append(None)
+    effects.append(_fell_off)
+    dests.append(())
+    blocks = _blocks(entry)
+    template: list[Any] = [None] * decoder.num_slots
+    for slot, value in decoder.constants.items():
+        template[slot] = value
+    pc_of = {id(fn): pc for pc, fn in enumerate(pure) if fn is not None}
+    return Program(
+        (*entry.body, Instr(entry.body[-1].line if entry.body else 0, "(end of kernel)", "ret", ())),
+        pure,
+        effects,
+        dests,
+        blocks,
+        _local_slots(entry, dests, blocks, decoder.num_slots),
+        template,
+        decoder.specials,
+        decoder.shared_at,
+        decoder.dynamic_offset,
+        [None] * len(pure),
+        pc_of,
+    )
+
+
+def _fell_off(warp: Any) -> int:
+    return EXIT
+
+
+def _guarded(op: Pure | Effect, instr: Instr) -> Effect:
+    """Any instruction but a branch under `@p`: lanes whose predicate is false sit it out."""
+    assert instr.guard is not None
+    slot, negate = instr.guard.slot, instr.guard_not
+
+    def run(warp: Any) -> int | None:
+        return warp.under(warp.regs[slot] ^ negate, op)
+
+    return Effect(run, op.dests)
+
+
+def _blocks(entry: Entry) -> list[tuple[int, int]]:
+    """(first, last) pc of the basic block of each pc."""
+    leaders = set(entry.labels.values()) | {0}
+    for pc, instr in enumerate(entry.body):
+        if instr.opcode.split(".")[0] in ("bra", "ret", "exit"):
+            leaders.add(pc + 1)
+    starts = sorted(leaders | {len(entry.body)})
+    blocks = []
+    for first, after in zip(starts, [*starts[1:], len(entry.body) + 1], strict=True):
+        blocks += [(first, after - 1)] * (after - first)
+    return blocks
+
+
+def registers(operand: Operand | None) -> list[int]:
+    if isinstance(operand, Reg):
+        return [operand.slot]
+    if isinstance(operand, Mem):
+        return registers(operand.base) + [s for c in operand.coords for s in registers(c)]
+    if isinstance(operand, Vec):
+        return [s for item in operand.items for s in registers(item)]
+    if isinstance(operand, Pair):
+        return registers(operand.first) + registers(operand.second)
+    if isinstance(operand, Not):
+        return registers(operand.operand)
+    return []
+
+
+def _local_slots(
+    entry: Entry, dests: list[tuple[tuple[int, int], ...]], blocks: list[tuple[int, int]], num_slots: int
+) -> list[bool]:
+    """Registers that live within one basic block, written there before they are read: a lane that sits the block out
+    never sees them, so a partial mask may overwrite them whole."""
+    home: list[int | None] = [None] * num_slots
+    local = [True] * num_slots
+    for pc, instr in enumerate(entry.body):
+        written = {slot for slot, _ in dests[pc]}
+        skip = written if instr.operands and not isinstance(instr.operands[0], Mem) else set()
+        reads = [s for i, o in enumerate(instr.operands) for s in registers(o) if i or s not in skip]
+        reads += registers(instr.guard)
+        for slot in reads:
+            if home[slot] != blocks[pc][0]:
+                local[slot] = False
+        for slot in written:
+            if home[slot] not in (None, blocks[pc][0]) or instr.guard is not None:
+                local[slot] = False
+            home[slot] = blocks[pc][0]
+    return local

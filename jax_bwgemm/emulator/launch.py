@@ -1,0 +1,194 @@
+"""What a caller does: parse, describe a launch, run it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.emulator import (
+    alu,
+    barriers,
+    control,
+    cvt,
+    floats,
+    matrices,
+    mbarrier,
+    memory,
+    moves,
+    tcgen05,
+    tma,
+    tmem_access,
+    wgmma,
+)
+from jax_bwgemm.emulator.cluster import Cluster, Dim
+from jax_bwgemm.emulator.decode import decode
+from jax_bwgemm.emulator.engine import Schedule
+from jax_bwgemm.emulator.errors import Fault, LaunchError
+from jax_bwgemm.emulator.memory import Memory
+from jax_bwgemm.emulator.syntax import Entry, Module
+from jax_bwgemm.emulator.tensormap import MAP_BYTES, TensorMap
+
+HANDLER_MODULES = (
+    alu,
+    barriers,
+    control,
+    cvt,
+    floats,
+    matrices,
+    mbarrier,
+    memory,
+    moves,
+    tcgen05,
+    tma,
+    tmem_access,
+    wgmma,
+)
+Parameter = bytes | TensorMap | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `params`: one item a kernel parameter: its bytes, a `TensorMap`, or an address (as an int).
+
+    `params` may also be the whole parameter block as bytes; 128-byte parameters are then decoded when they are used
+    as tensor maps.
+    """
+
+    grid: Dim
+    block: Dim
+    params: tuple[Parameter, ...] | bytes
+    cluster: Dim = (1, 1, 1)
+    smem_bytes: int = 0
+    entry: str | None = None
+
+
+@dataclasses.dataclass
+class Counters:
+    """What a launch did. Byte counts are by (tensor map, CTA)."""
+
+    instructions: int = 0
+    mmas: int = 0
+    barrier_waits: int = 0
+    tma_load_bytes: collections.Counter[tuple[str, int]] = dataclasses.field(default_factory=collections.Counter)
+    tma_store_bytes: collections.Counter[tuple[str, int]] = dataclasses.field(default_factory=collections.Counter)
+
+    def tma_load(self, cta: int, tensor_map: TensorMap) -> None:
+        self.tma_load_bytes[tensor_map.name, cta] += tensor_map.box_bytes
+
+    def tma_store(self, cta: int, tensor_map: TensorMap) -> None:
+        self.tma_store_bytes[tensor_map.name, cta] += tensor_map.box_bytes
+
+
+class Machine:
+    """What all clusters of a launch share."""
+
+    def __init__(
+        self, global_memory: Memory, schedule: Schedule, checks: bool, max_instructions: int, strict: bool
+    ) -> None:
+        self.memory, self.schedule, self.checks = global_memory, schedule, checks
+        self.max_instructions = max_instructions
+        self.strict_tmem_wait = strict
+        self.counters = Counters()
+        self.maps: dict[int, TensorMap] = {}
+        self.map_bytes: dict[int, tuple[bytes, str]] = {}
+        self.views: dict[int, np.ndarray] = {}
+        self.cta_group: int | None = None
+        self.written: dict[tuple[str, tuple[int, ...]], Dim] = {}
+
+    def tensor_map(self, offset: int, w: Any) -> tuple[TensorMap, np.ndarray]:
+        """The map in the parameter at `offset`, and the tensor."""
+        if offset not in self.maps and offset in self.map_bytes:
+            self.maps[offset] = TensorMap.decode(*self.map_bytes[offset])
+        if offset not in self.maps:
+            raise w.fault("tensor-map", f"no tensor map at parameter offset {offset}")
+        if offset not in self.views:
+            self.views[offset] = self.maps[offset].view(self.memory)
+        return self.maps[offset], self.views[offset]
+
+    def note_global_write(self, tensor_map: TensorMap, coords: tuple[int, ...], cluster: Cluster, w: Any) -> None:
+        """Two clusters must not store the same box: nothing orders them."""
+        if self.written.setdefault((tensor_map.name, coords), cluster.base) != cluster.base:
+            raise w.fault("race", f"two clusters store box {coords} of `{tensor_map.name}`")
+
+
+def run(
+    module: Module,
+    launch: Launch,
+    global_memory: Memory,
+    schedule: Schedule | None = None,
+    checks: bool = True,
+    max_instructions: int = 200_000_000,
+    strict_tmem_wait: bool = False,
+) -> Counters:
+    """Executes a launch on `global_memory`, in place. Raises `Fault` at the first rule that the kernel breaks.
+
+    `checks=False` leaves the happens-before tracking out. `max_instructions` (warp instructions of one cluster) ends
+    endless kernels. `strict_tmem_wait` demands tcgen05.wait::ld between a tcgen05.ld
+    and the arrival that publishes it; CuTeDSL can leave that to the assembler, so it is not demanded by default.
+    """
+    entry = module.entries[launch.entry] if launch.entry else module.entry
+    _check_launch(entry, launch)
+    schedule = schedule or Schedule()
+    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait)
+    program = decode(entry, _parameter_block(entry, launch, machine))
+    grid = launch.cluster if schedule.one_cluster else launch.grid
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for base in _cluster_bases(grid, launch.cluster):
+            cluster = Cluster(program, grid, launch.cluster, launch.block, base, launch.smem_bytes, machine)
+            cluster.run()
+            machine.counters.instructions += sum(w.executed for w in cluster.warps)
+            cluster.dispose()
+    return machine.counters
+
+
+def _cluster_bases(grid: Dim, cluster: Dim) -> list[Dim]:
+    return [
+        (x, y, z)
+        for z in range(0, grid[2], cluster[2])
+        for y in range(0, grid[1], cluster[1])
+        for x in range(0, grid[0], cluster[0])
+    ]
+
+
+def _check_launch(entry: Entry, launch: Launch) -> None:
+    if entry.block and entry.block != launch.block:
+        raise LaunchError(f"`{entry.name}` requires a block of {entry.block} (.reqntid), got {launch.block}")
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if entry.max_threads and threads > entry.max_threads:
+        raise LaunchError(f"`{entry.name}` requires at most {entry.max_threads} threads (.maxntid), got {threads}")
+    for g, c in zip(launch.grid, launch.cluster, strict=True):
+        if c < 1 or g < 1 or g % c:
+            raise LaunchError(
+                f"a grid requires positive multiples of the cluster, got {launch.grid} and {launch.cluster}"
+            )
+
+
+def _parameter_block(entry: Entry, launch: Launch, machine: Machine) -> bytes:
+    """The parameter bytes; maps are registered under their offsets."""
+    if isinstance(launch.params, bytes):
+        for param in entry.params:
+            if param.size == MAP_BYTES:
+                piece = launch.params[param.offset : param.offset + MAP_BYTES]
+                machine.map_bytes[param.offset] = (piece, f"param {param.offset}")
+        return launch.params
+    if len(launch.params) != len(entry.params):
+        raise LaunchError(f"`{entry.name}` requires {len(entry.params)} parameters, got {len(launch.params)}")
+    block = bytearray(max((p.offset + p.size for p in entry.params), default=0))
+    for i, (param, value) in enumerate(zip(entry.params, launch.params, strict=True)):
+        if isinstance(value, TensorMap):
+            machine.maps[param.offset] = value
+            value = bytes(MAP_BYTES)
+        elif isinstance(value, int):
+            value = value.to_bytes(param.size, "little", signed=value < 0)
+        if len(value) != param.size:
+            raise LaunchError(f"parameter {i} requires {param.size} bytes, got {len(value)}")
+        block[param.offset : param.offset + param.size] = value
+    return bytes(block)
+
+
+__all__ = ["Counters", "Fault", "Launch", "Parameter", "run"]

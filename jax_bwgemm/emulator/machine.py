@@ -1,0 +1,319 @@
+"""A warp: 32 lanes in lock step, in several splits while they diverge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.emulator.decode import BLOCK, EXIT, SPLIT, Effect, Program, Pure, registers
+from jax_bwgemm.emulator.engine import Waitable
+from jax_bwgemm.emulator.errors import Fault, Where
+from jax_bwgemm.emulator.races import KNOWN, Clock
+from jax_bwgemm.emulator.values import NUM_LANES, Value, select
+
+
+class Split:
+    """Lanes that stand at one pc. `mask` is None for all live lanes. `blocked`: why it cannot move. `token`: what it
+    has arrived at, for instructions that arrive and then wait."""
+
+    __slots__ = ("blocked", "mask", "pc", "token")
+
+    def __init__(self, pc: int, mask: np.ndarray | None) -> None:
+        self.pc, self.mask = pc, mask
+        self.blocked: str | None = None
+        self.token: Any = None
+
+
+class Warp:
+    """`index` in its CTA, `gid` in its cluster."""
+
+    def __init__(self, program: Program, cta: Any, index: int, gid: int, num_warps: int, live: int) -> None:
+        self.program, self.cta, self.index, self.gid = program, cta, index, gid
+        self.regs: list[Any] = list(program.template)
+        self.live = np.arange(NUM_LANES) < live
+        self.live_lanes = np.arange(live)
+        self.splits = [Split(0, None)]
+        self.split = self.splits[0]
+        self.clock = Clock(num_warps)
+        self.clock.rows[KNOWN, gid] = 1
+        self.executed = 0
+        self.places: dict[int, Where] = {}
+        self.exited = False
+        self.bulk_open: list[Any] = []  # bulk stores since the last commit_group
+        self.bulk_groups: list[list[Any]] = []
+        self.mmas: list[Any] = []  # tcgen05 operations not yet known done
+        self.wgmma: Any = None
+        self.unwaited_load: Where | None = None  # the last tcgen05.ld, until tcgen05.wait::ld
+        self.mma_ops = 0  # bits of all tcgen05 MMAs issued
+        self.cluster_generation: int | None = None  # of the barrier.cluster.arrive not yet waited for
+
+    # what an effect asks about its lanes
+
+    @property
+    def active(self) -> np.ndarray:
+        """The indices of the active lanes."""
+        if self.split.mask is None:
+            return self.live_lanes
+        return np.flatnonzero(self.split.mask)
+
+    def uniform(self, slot: int, what: str = "operand") -> int:
+        """The one value of a register over the active lanes."""
+        value = self.value(slot)
+        if not isinstance(value, np.ndarray):
+            return value
+        lanes = value[self.active]
+        if not (lanes == lanes[0]).all():
+            raise self.fault("divergent-operand", f"{what} differs between lanes: {lanes.tolist()[:4]}...")
+        return lanes[0].item()
+
+    def value(self, slot: int) -> Value:
+        value = self.regs[slot]
+        if value is None:
+            raise self.fault("uninitialised-register", "a register is read before it is written")
+        return value
+
+    def lanes(self, slot: int) -> np.ndarray:
+        """A register's values in the active lanes."""
+        value, active = self.value(slot), self.active
+        if isinstance(value, np.ndarray):
+            return value[active]
+        return np.full(len(active), value, np.uint64)
+
+    def put(self, slot: int, value: Value, bits: int) -> None:
+        """Writes a register in the active lanes."""
+        mask = self.split.mask
+        old = self.regs[slot]
+        if mask is not None and old is not None:
+            value = merge(mask, value, old, bits)
+        self.regs[slot] = value
+
+    def spread(self, slot: int, values: np.ndarray, bits: int) -> None:
+        """Writes one value for each active lane."""
+        active = self.active
+        if len(active) < NUM_LANES:
+            full = np.zeros(NUM_LANES, values.dtype)
+            full[active] = values
+            values = full
+        self.put(slot, values, bits)
+
+    # control
+
+    @property
+    def runnable(self) -> bool:
+        for split in self.splits:  # noqa: SIM110 - asked every round; any() costs twice as much
+            if split.blocked is None:
+                return True
+        return False
+
+    def where(self) -> Where:
+        pc = self.split.pc
+        place = self.places.get(pc)
+        if place is None:
+            instr = self.program.instrs[pc]
+            place = self.places[pc] = Where(instr.line, instr.text, self.cta.rank_in_grid, self.index)
+        return place
+
+    def fault(self, rule: str, message: str) -> Fault:
+        return Fault(rule, message, self.where())
+
+    def block(self, on: Waitable | None, reason: str) -> int:
+        """Waits; the instruction is executed again when `on` has changed (or when lanes have merged, for None)."""
+        self.split.blocked = reason
+        if on is not None:
+            on.waiters.append(self.split)
+        return BLOCK
+
+    def check_tmem_wait(self) -> None:
+        """Before a release: reads of TMEM must have been waited for, where that is demanded."""
+        if self.unwaited_load is not None and self.cta.cluster.machine.strict_tmem_wait:
+            raise self.fault("missing-tmem-wait", f"no tcgen05.wait::ld since the load at {self.unwaited_load}")
+
+    def needs_all_lanes(self) -> int:
+        """Waits for the other lanes of the warp."""
+        return self.block(None, "an instruction of the whole warp, reached by a part of its lanes")
+
+    def branch(self, taken: Value, target: int) -> int | None:
+        """Jumps where `taken`."""
+        if taken is True:
+            return target
+        if taken is False:
+            return None
+        here = self.live if self.split.mask is None else self.split.mask
+        jump = here & taken
+        stay = here & ~taken
+        if not jump.any():
+            return None
+        if not stay.any():
+            return target
+        self.splits.remove(self.split)
+        self.splits += [Split(self.split.pc + 1, stay), Split(target, jump)]
+        self._merge()
+        return SPLIT
+
+    def under(self, taken: Value, op: Pure | Effect) -> int | None:
+        """Runs one instruction in the lanes where `taken`."""
+        if taken is False:
+            return None
+        here = self.live if self.split.mask is None else self.split.mask
+        if taken is True:
+            taken = here
+        both = here & taken
+        if not both.any():
+            return None
+        if (both == self.live).all():
+            return self._once(op)
+        saved, self.split.mask = self.split.mask, both
+        try:
+            return self._once(op)
+        finally:
+            self.split.mask = saved
+
+    def _once(self, op: Pure | Effect) -> int | None:
+        if isinstance(op, Effect):
+            return op.fn(self)
+        self._masked(op.fn, op.dests, self.split.mask, False)
+        return None
+
+    def leave(self, ends: Value) -> int | None:
+        """The active lanes end where `ends`."""
+        here = self.live if self.split.mask is None else self.split.mask
+        going = here & ends
+        staying = here & ~going
+        if not going.any():
+            return None
+        self.live = self.live & ~going
+        self.live_lanes = np.flatnonzero(self.live)
+        if staying.any():
+            self.split.mask = staying
+            self.split.pc += 1
+        else:
+            self.splits.remove(self.split)
+        self.exited = not self.splits
+        self._merge()
+        return EXIT
+
+    def _merge(self) -> None:
+        """Splits at one pc become one; a split of all live lanes needs no mask."""
+        by_pc: dict[int, Split] = {}
+        for split in self.splits:
+            other = by_pc.get(split.pc)
+            if other is None:
+                by_pc[split.pc] = split
+            else:
+                other.mask = other.mask | split.mask  # type: ignore[operator]
+                other.blocked = None
+        self.splits = list(by_pc.values())
+        if len(self.splits) == 1:
+            self.splits[0].mask = None
+
+    # execution
+
+    def run(self, quantum: int) -> None:
+        """Runs until it must wait, ends, or has executed `quantum` effects."""
+        while quantum > 0 and self.runnable:
+            quantum = self._run_whole(quantum) if len(self.splits) == 1 else self._run_part(quantum)
+
+    def _run_whole(self, quantum: int) -> int:
+        """All live lanes together."""
+        split = self.split = self.splits[0]
+        program, regs, pc = self.program, self.regs, split.pc
+        runs, effects = program.runs, program.effects
+        fn = None
+        try:
+            while quantum > 0:
+                run = runs[pc]
+                if run is None:
+                    run = program.run_at(pc)
+                for fn in run:
+                    fn(regs)
+                pc += len(run)
+                self.executed += len(run) + 1
+                quantum -= 1
+                split.pc = pc
+                fn = None
+                jump = effects[pc](self)  # type: ignore[misc]
+                if jump is None:
+                    pc += 1
+                elif jump >= 0:
+                    pc = jump
+                else:
+                    return quantum
+        except (TypeError, AttributeError) as error:
+            if fn is not None:
+                split.pc = program.pc_of[id(fn)]
+            raise self._register_fault(error) from error
+        split.pc = pc
+        return quantum
+
+    def _run_part(self, quantum: int) -> int:
+        """The unblocked split that is furthest behind, until it waits or another one is behind it."""
+        split = self.split = min((s for s in self.splits if s.blocked is None), key=lambda s: s.pc)
+        others = [s for s in self.splits if s is not split]
+        stops = {s.pc for s in others}
+        limit = min((s.pc for s in others if s.blocked is None), default=len(self.program.pure))
+        while quantum > 0 and split.pc not in stops and split.pc <= limit:
+            quantum -= 1
+            self.executed += 1
+            jump = self._step_part(split, stops)
+            if jump is not None and jump < 0:
+                return quantum
+            split.pc = split.pc + 1 if jump is None else jump
+        if split.pc in stops:
+            self._merge()
+        return quantum
+
+    def _step_part(self, split: Split, stops: set[int]) -> int | None:
+        """One instruction under a mask."""
+        program, pc = self.program, split.pc
+        fn = program.pure[pc]
+        if fn is None:
+            jump: int | None = program.effects[pc](self)  # type: ignore[misc]
+            return jump
+        first, last = program.blocks[pc]
+        alone = not any(first <= stop <= last for stop in stops)
+        try:
+            self._masked(fn, program.dests[pc], split.mask, alone)
+        except (TypeError, AttributeError) as error:
+            raise self._register_fault(error) from error
+        return None
+
+    def _masked(self, fn: Any, dests: Any, mask: np.ndarray | None, alone: bool) -> None:
+        regs = self.regs
+        if mask is None:
+            fn(regs)
+            return
+        local = self.program.local
+        keep = [(slot, bits, regs[slot]) for slot, bits in dests if not (alone and local[slot])]
+        fn(regs)
+        for slot, bits, old in keep:
+            if old is not None:
+                regs[slot] = merge(mask, regs[slot], old, bits)
+
+    def _register_fault(self, error: Exception) -> Exception:
+        instr = self.program.instrs[self.split.pc]
+        if any(value is None for value in self._sources(instr)):
+            return self.fault("uninitialised-register", "a register is read before it is written")
+        if any(isinstance(value, InFlight) for value in self._sources(instr)):
+            return self.fault(
+                "register-in-flight",
+                "a register is used before the asynchronous instruction that fills it was waited for",
+            )
+        return error
+
+    def _sources(self, instr: Any) -> list[Any]:
+        return [self.regs[slot] for operand in instr.operands for slot in registers(operand)]
+
+
+class InFlight:
+    """The content of a register that an asynchronous instruction has not delivered yet."""
+
+
+IN_FLIGHT = InFlight()
+
+
+def merge(mask: np.ndarray, new: Value, old: Value, bits: int) -> Value:
+    """`new` in the lanes of the mask, `old` elsewhere; stays a scalar if they agree."""
+    if not isinstance(new, np.ndarray) and not isinstance(old, np.ndarray) and new == old:
+        return old
+    return select(mask, new, old, bits)

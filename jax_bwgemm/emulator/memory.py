@@ -1,0 +1,297 @@
+"""Global memory, and the generic proxy's loads and stores: ld and st."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.emulator.decode import PARAM_BASE, SHARED_BASE, Decoder, Effect, Pure, handles
+from jax_bwgemm.emulator.errors import Fault, LaunchError
+from jax_bwgemm.emulator.races import GRANULE
+from jax_bwgemm.emulator.syntax import Imm, Instr, Operand
+from jax_bwgemm.emulator.values import UINT
+
+GLOBAL_BASE = 0x7F00_0000_0000
+GUARD_BYTES = 1 << 20  # unmapped space between buffers, so that a runaway address hits nothing
+
+
+class Memory:
+    """Global memory: NumPy arrays at made-up addresses."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.buffers: list[np.ndarray] = []
+        self.names: list[str] = []
+        self.next = GLOBAL_BASE
+
+    def register(self, array: np.ndarray, name: str, misalign: int = 0) -> int:
+        """Maps a C-contiguous array, which kernels then read and write in place, and returns its address (a multiple
+        of 256, plus `misalign` bytes)."""
+        if not array.flags.c_contiguous:
+            raise LaunchError(f"buffer `{name}` requires a C-contiguous array, got strides {array.strides}")
+        address = self.next + misalign
+        self.starts.append(address)
+        self.buffers.append(array.reshape(-1).view(np.uint8))
+        self.names.append(name)
+        self.next = -(-(address + array.nbytes + GUARD_BYTES) // 256) * 256
+        return address
+
+    def find(self, address: int, size: int) -> tuple[np.ndarray, int, str]:
+        """The buffer that holds `size` bytes from `address`, the offset in it, and its name."""
+        index = bisect.bisect_right(self.starts, address) - 1
+        if index >= 0:
+            offset = address - self.starts[index]
+            if offset + size <= self.buffers[index].nbytes:
+                return self.buffers[index], offset, self.names[index]
+        near = (
+            f", {self.names[index]} ends at {self.starts[index] + self.buffers[index].nbytes:#x}" if index >= 0 else ""
+        )
+        raise Fault("out-of-bounds", f"global address {address:#x} ({size} bytes) belongs to no buffer{near}")
+
+
+_CACHE_MODS = (
+    "weak",
+    "relaxed",
+    "acquire",
+    "release",
+    "volatile",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "nc",
+    "L1::no_allocate",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L2::cache_hint",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "L2::evict_first",
+    "L2::evict_last",
+    "L2::evict_normal",
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "v2",
+    "v4",
+    "v8",
+)
+
+
+def _access(d: Decoder, mods: list[str]) -> tuple[int, int, str]:
+    """Bits of an element, element count and state space of a ld/st."""
+    kind = mods[-1]
+    if kind[0] not in "busf" or not kind[1:].isdigit():
+        raise d.unsupported(f"unknown type `.{kind}`")
+    d.only(mods[:-1], *_CACHE_MODS)
+    count = next((int(m[1:]) for m in mods if m in ("v2", "v4", "v8")), 1)
+    space = next((m.split("::")[0] for m in mods if m.split("::")[0] in ("global", "shared")), "generic")
+    return int(kind[1:]), count, space
+
+
+@handles("ld.param")
+def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
+    """Parameters are constants of a launch."""
+    d.arity(2)
+    d.only(mods[:-1], "v2", "v4")
+    size = int(mods[-1][1:]) // 8
+    address = d.mem(instr.operands[1])
+    name = getattr(address.base, "name", "")
+    if name not in d.param_at:
+        raise d.unsupported("requires the address of a parameter")
+    start = d.param_at[name].offset + address.offset
+    if address.offset + size * len(d.items(instr.operands[0])) > d.param_at[name].size:
+        raise d.unsupported("reads past the end of the parameter")
+    dests = [d.dest(o) for o in d.items(instr.operands[0])]
+    signed_type = mods[-1][0] == "s"
+    values = [
+        int.from_bytes(d.params[start + i * size : start + (i + 1) * size], "little", signed=signed_type)
+        & ((1 << max(8 * size, 16)) - 1)
+        for i in range(len(dests))
+    ]
+
+    def run(r: list[Any]) -> None:
+        for slot, value in zip(dests, values, strict=True):
+            r[slot] = value
+
+    return Pure(run, tuple((slot, max(8 * size, 16)) for slot in dests))
+
+
+def address_slot(d: Decoder, operand: Operand, bits: int) -> tuple[int, int]:
+    """Slot and byte offset of `[base + offset]`; the base may be a number."""
+    mem = d.mem(operand)
+    if isinstance(mem.base, Imm):
+        return d.constant(mem.base.value), mem.offset
+    return d.src(mem.base, bits), mem.offset
+
+
+@handles("ld")
+def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2, 3)
+    bits, count, space = _access(d, mods)
+    slot, offset = address_slot(d, instr.operands[1], 64)
+    dests = [d.dest(o) for o in d.items(instr.operands[0])]
+    sign = mods[-1][0] == "s"
+    reg_bits = max(bits, 16)
+
+    def run(w: Any) -> None:
+        data = load(w, slot, offset, bits, count, space)
+        for i, dest in enumerate(dests):
+            column = data[:, i]
+            if sign and bits < reg_bits:
+                column = column.view(f"i{bits // 8}").astype(f"i{reg_bits // 8}").view(UINT[reg_bits])
+            elif bits < reg_bits:
+                column = column.astype(UINT[reg_bits])
+            if len(column) == 1:
+                w.put(dest, int(column[0]), reg_bits)
+            else:
+                w.spread(dest, np.ascontiguousarray(column), reg_bits)
+
+    return Effect(run, tuple((dest, reg_bits) for dest in dests))
+
+
+@handles("st")
+def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2, 3)
+    bits, count, space = _access(d, mods)
+    slot, offset = address_slot(d, instr.operands[0], 64)
+    sources = [d.src(o, bits) for o in d.items(instr.operands[1])]
+
+    def run(w: Any) -> None:
+        value = w.value(slot)
+        lanes = w.active
+        data = np.empty((len(lanes), count), UINT[bits])
+        for i, source in enumerate(sources):
+            v = w.value(source)
+            data[:, i] = v[lanes] if isinstance(v, np.ndarray) else v & ((1 << bits) - 1)
+        if not isinstance(value, np.ndarray) and len(lanes) > 1:
+            data = data[-1:]  # all lanes write one place; one of them wins
+        store(w, slot, offset, bits, data, space)
+
+    return Effect(run)
+
+
+def lane_addresses(w: Any, slot: int, offset: int) -> np.ndarray:
+    """The address of each active lane, or one if all agree."""
+    value = w.value(slot)
+    if isinstance(value, np.ndarray):
+        return value[w.active].astype(np.int64) + offset
+    return np.array([value + offset], np.int64)
+
+
+def _resolve(w: Any, slot: int, offset: int, space: str) -> tuple[np.ndarray, str]:
+    addresses = lane_addresses(w, slot, offset)
+    if space == "generic":
+        first = int(addresses[0])
+        if SHARED_BASE <= first < SHARED_BASE + (1 << 32):
+            return addresses - SHARED_BASE, "shared"
+        if PARAM_BASE <= first < PARAM_BASE + (1 << 16):
+            raise w.fault("out-of-bounds", "a generic access to parameter space is not modelled")
+        return addresses, "global"
+    return addresses, space
+
+
+def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str) -> np.ndarray:
+    """(lanes or 1, count) elements."""
+    addresses, space = _resolve(w, slot, offset, space)
+    if space == "shared":
+        return shared_load(w, addresses, bits, count)
+    buffer, start = _global(w, addresses, bits // 8 * count)
+    index = (start[:, None] + np.arange(count * bits // 8)).astype(np.intp)
+    return np.ascontiguousarray(buffer[index]).view(UINT[bits])
+
+
+def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: str) -> None:
+    addresses, space = _resolve(w, slot, offset, space)
+    if space == "shared":
+        shared_store(w, addresses, bits, data)
+        return
+    size = bits // 8 * data.shape[1]
+    buffer, start = _global(w, addresses, size)
+    buffer[(start[:, None] + np.arange(size)).astype(np.intp)] = np.ascontiguousarray(data).view(np.uint8)
+
+
+def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    if (addresses % size).any():
+        bad = int(addresses[addresses % size != 0][0])
+        raise w.fault("misaligned", f"global address {bad:#x} is not a multiple of {size}")
+    low, high = int(addresses.min()), int(addresses.max())
+    try:
+        buffer, offset, _ = w.cta.cluster.machine.memory.find(low, high - low + size)
+    except Fault as fault:
+        raise w.fault(fault.rule, fault.message) from None
+    return buffer, addresses - low + offset
+
+
+# shared memory
+
+
+def shared_place(w: Any, addresses: np.ndarray, size: int) -> tuple[Any, np.ndarray]:
+    """The CTA and the offsets of 32-bit shared addresses, all in one CTA, aligned, in bounds, and on no mbarrier."""
+    low, high = int(addresses.min()), int(addresses.max())
+    if low >> 24 != high >> 24:
+        raise w.fault("out-of-bounds", "one access to the shared memory of several CTAs is not modelled")
+    cta, start = w.cta.cluster.cta_of(low, w)
+    end = start + high - low + size
+    offsets = addresses & 0xFFFFFF
+    if (offsets & (size - 1)).any():
+        raise w.fault(
+            "misaligned", f"shared address {int(offsets[offsets % size != 0][0]):#x} is not a multiple of {size}"
+        )
+    if end > cta.limit:
+        raise w.fault("out-of-bounds", f"shared address {end - size:#x} ({size} bytes), the launch has {cta.limit:#x}")
+    for at in cta.barriers:
+        if start < at + 8 and end > at and ((offsets < at + 8) & (offsets + size > at)).any():
+            raise w.fault("barrier-misuse", f"a load or store touches the live mbarrier at {at:#x}")
+    return cta, offsets
+
+
+def shared_load(w: Any, addresses: np.ndarray, bits: int, count: int) -> np.ndarray:
+    size = bits // 8 * count
+    cta, offsets = shared_place(w, addresses, size)
+    note_read(w, cta, offsets, size)
+    index = (offsets // (bits // 8))[:, None] + np.arange(count)
+    found: np.ndarray = cta.words[bits][index]
+    return found
+
+
+def shared_store(w: Any, addresses: np.ndarray, bits: int, data: np.ndarray) -> None:
+    size = bits // 8 * data.shape[1]
+    cta, offsets = shared_place(w, addresses, size)
+    note_write(w, cta, offsets, size)
+    cta.words[bits][(offsets // (bits // 8))[:, None] + np.arange(data.shape[1])] = data
+    cta.version += 1
+
+
+def _granules(offsets: np.ndarray, size: int) -> np.ndarray:
+    first = offsets // GRANULE
+    return first if size <= GRANULE else (first[:, None] + np.arange(size // GRANULE)).ravel()
+
+
+def note_read(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+    """A generic read of `size` bytes at each offset."""
+    tracker = w.cta.cluster.tracker
+    if tracker.enabled:
+        number = tracker.event(w.gid, int(w.clock.rows[0, w.gid]), -1, w.where(), None, (offsets, size))
+        tracker.read(cta.shadow, _granules(offsets, size), number, w.clock, w.gid, False)
+
+
+def note_write(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+    """A generic write of `size` bytes at each offset."""
+    tracker = w.cta.cluster.tracker
+    if tracker.enabled:
+        number = tracker.event(w.gid, int(w.clock.rows[0, w.gid]), -1, w.where(), None, (offsets, size))
+        tracker.write(cta.shadow, _granules(offsets, size), number, w.clock, False)

@@ -1,0 +1,184 @@
+"""Happens-before: who may know that an access has been made, or an asynchronous operation has completed.
+
+Each warp has a `Clock`: three vector clocks over the warps of its cluster and the set of asynchronous operations that
+it knows complete. Barriers carry clocks from one warp to another. Shared memory and TMEM have a `Shadow`: last write
+and the last reads of every granule, as event numbers. An access that does not know the events it conflicts with is a
+race, whatever the timing of this run was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.emulator.errors import Fault
+
+KNOWN, PUBLISHED, INITS = 0, 1, 2  # generic accesses; those that fence.proxy.async covers; mbarrier initialisations
+GRANULE = 16  # bytes of shared memory a shadow entry; two warps that write parts of one are told apart by their extents
+
+Index = Any  # a slice, a tuple of slices, or an array of granule numbers
+
+
+class Clock:
+    """`rows[kind, warp]`: the epoch of that warp up to which its accesses are known. `ops`: a bit an operation."""
+
+    __slots__ = ("ops", "rows")
+
+    def __init__(self, num_warps: int) -> None:
+        self.rows = np.zeros((3, num_warps), np.int32)
+        self.ops = 0
+
+    def join(self, other: Clock) -> None:
+        np.maximum(self.rows, other.rows, out=self.rows)
+        self.ops |= other.ops
+
+    def join_inits(self, other: Clock) -> None:
+        np.maximum(self.rows[INITS], other.rows[INITS], out=self.rows[INITS])
+
+    def copy(self) -> Clock:
+        clock = Clock.__new__(Clock)
+        clock.rows, clock.ops = self.rows.copy(), self.ops
+        return clock
+
+
+@dataclasses.dataclass(slots=True)
+class Event:
+    """One access. `op` is the bit of an asynchronous operation, -1 for an access of the warp itself. `key` names the
+    in-order pipeline that it belongs to; `extent` the bytes that a small access touched (start offsets, count)."""
+
+    warp: int
+    epoch: int
+    op: int
+    where: Any
+    key: Any = None
+    extent: tuple[np.ndarray, int] | None = None
+
+
+class Shadow:
+    """Last accesses of the granules of one memory."""
+
+    def __init__(self, shape: tuple[int, ...], name: str) -> None:
+        self.name = name
+        self.shape = shape
+        self.write = np.zeros(shape, np.int32)
+        self.reads: dict[Any, np.ndarray] = {}
+
+    def reader(self, agent: Any) -> np.ndarray:
+        """The last reads of one agent; agents read in program order, so the last one stands for all before it."""
+        array = self.reads.get(agent)
+        if array is None:
+            array = self.reads[agent] = np.zeros(self.shape, np.int32)
+        return array
+
+    def forget(self, index: Index) -> None:
+        """Back to never written: freed TMEM."""
+        self.write[index] = 0
+        for array in self.reads.values():
+            array[index] = 0
+
+
+def _distinct(ids: np.ndarray) -> list[int]:
+    """The event numbers in a piece of shadow; nearly always one."""
+    first = int(ids.flat[0])
+    if (ids == first).all():
+        return [first]
+    found: list[int] = np.unique(ids).tolist()
+    return found
+
+
+def _overlap(a: Event, b: Event) -> bool:
+    if a.extent is None or b.extent is None:
+        return True
+    starts_a, size_a = a.extent
+    starts_b, size_b = b.extent
+    gap = starts_a[:, None].astype(np.int64) - starts_b[None, :].astype(np.int64)
+    return bool(((gap < size_b) & (gap > -size_a)).any())
+
+
+class Tracker:
+    """The events of one cluster and the rules between them."""
+
+    def __init__(self, num_warps: int, enabled: bool = True) -> None:
+        self.num_warps = num_warps
+        self.enabled = enabled
+        self.events: list[Event] = [Event(0, 0, -1, None)]  # number 0: never accessed
+        self.num_ops = 0
+
+    def new_op(self) -> int:
+        self.num_ops += 1
+        return self.num_ops - 1
+
+    def event(self, warp: int, epoch: int, op: int, where: Any, key: Any = None, extent: Any = None) -> int:
+        self.events.append(Event(warp, epoch, op, where, key, extent))
+        return len(self.events) - 1
+
+    def read(self, shadow: Shadow, index: Index, number: int, clock: Clock, agent: Any, proxy: bool) -> None:
+        """An access reads; `proxy`: through the async proxy, where generic writes must have been published."""
+        if not self.enabled:
+            return
+        for earlier in _distinct(shadow.write[index]):
+            if earlier == 0:
+                self._fault("uninitialised-read", shadow, index, number, 0, "nobody wrote what is read")
+            self._check(shadow, index, number, earlier, clock, proxy, "read of", "written")
+        shadow.reader(agent)[index] = number
+
+    def write(self, shadow: Shadow, index: Index, number: int, clock: Clock, proxy: bool) -> None:
+        """An access writes: after every earlier write and read of the same bytes."""
+        if not self.enabled:
+            return
+        for earlier in _distinct(shadow.write[index]):
+            if earlier:
+                self._check(shadow, index, number, earlier, clock, proxy, "overwrite of", "written")
+        for array in shadow.reads.values():
+            ids = array[index]
+            if ids.any():
+                for earlier in _distinct(ids):
+                    if earlier:
+                        self._check(shadow, index, number, earlier, clock, False, "overwrite of", "read")
+                array[index] = 0
+        shadow.write[index] = number
+
+    def _check(
+        self, shadow: Shadow, index: Index, number: int, earlier: int, clock: Clock, proxy: bool, verb: str, did: str
+    ) -> None:
+        event, current = self.events[earlier], self.events[number]
+        if event.op >= 0:
+            if clock.ops >> event.op & 1 or (event.key is not None and event.key == current.key):
+                return
+            if not _overlap(event, current):
+                return
+            rule = "read-before-completion" if verb == "read of" else "overwrite-in-flight"
+            message = f"{verb} {shadow.name} {did} by an asynchronous operation that is not known to be complete"
+            self._fault(rule, shadow, index, number, earlier, message)
+        known = clock.rows[KNOWN, event.warp] >= event.epoch
+        if known and (not proxy or clock.rows[PUBLISHED, event.warp] >= event.epoch):
+            return
+        if not _overlap(event, current):
+            return
+        if known:
+            message = f"{verb} {shadow.name} {did} by the generic proxy without a fence.proxy.async in between"
+            self._fault("missing-proxy-fence", shadow, index, number, earlier, message)
+        self._fault("race", shadow, index, number, earlier, f"{verb} {shadow.name} {did} without an order in between")
+
+    def _fault(self, rule: str, shadow: Shadow, index: Index, number: int, earlier: int, message: str) -> None:
+        current = self.events[number]
+        places = np.arange(int(np.prod(shadow.shape))).reshape(shadow.shape)[index]
+        hit = places.ravel()
+        if earlier == 0:
+            hit = hit[shadow.write.ravel()[hit] == 0]
+        else:
+            masks = [array.ravel()[hit] == earlier for array in (shadow.write, *shadow.reads.values())]
+            hit = hit[np.logical_or.reduce(masks)]
+        place = shadow_place(shadow, int(hit[0])) if hit.size else "an unknown place"
+        by = f"\n  earlier access: {self.events[earlier].where}" if earlier else ""
+        raise Fault(rule, f"{message}, at {place}{by}", current.where)
+
+
+def shadow_place(shadow: Shadow, flat: int) -> str:
+    """A granule in words."""
+    if len(shadow.shape) == 1:
+        return f"{shadow.name} offset {flat * GRANULE:#x}"
+    group, column = divmod(flat, shadow.shape[1])
+    return f"{shadow.name} lanes {16 * group}..{16 * group + 15} column {column}"

@@ -1,0 +1,225 @@
+"""tcgen05 instructions that allocate, load and store TMEM."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
+from jax_bwgemm.emulator.memory import address_slot, shared_store
+from jax_bwgemm.emulator.races import KNOWN
+from jax_bwgemm.emulator.syntax import Instr
+from jax_bwgemm.emulator.tmem import LANE_GRANULE, Meeting
+
+CTA_GROUPS = ("cta_group::1", "cta_group::2")
+
+
+def cta_group(d: Decoder, mods: list[str]) -> int:
+    found = [m for m in mods if m in CTA_GROUPS]
+    if len(found) != 1:
+        raise d.unsupported("requires .cta_group::1 or .cta_group::2")
+    return int(found[0][-1])
+
+
+def use_group(w: Any, group: int) -> None:
+    """All tcgen05 instructions of a kernel use one cta_group (PTX ISA, tcgen05 CTA pair)."""
+    machine = w.cta.cluster.machine
+    if machine.cta_group not in (None, group):
+        raise w.fault("tmem", f"cta_group::{group} in a kernel that uses cta_group::{machine.cta_group}")
+    machine.cta_group = group
+    if group == 2 and w.cta.rank ^ 1 >= len(w.cta.cluster.ctas):
+        raise w.fault("tmem", "cta_group::2 requires the other CTA of the pair in the cluster")
+
+
+def _meet(w: Any, kind: str) -> int | None:
+    """Waits for the warp of the other CTA; None once both are here."""
+    meeting = w.cta.cluster.meetings.setdefault((kind, w.cta.rank >> 1), Meeting())
+    if w.split.token is None:
+        if w.cta.rank in meeting.present:
+            raise w.fault("tmem", f"two warps of one CTA execute a collective {kind}")
+        w.split.token = meeting.generation
+        meeting.attend(w.cta.rank)
+    if meeting.generation == w.split.token:
+        return w.block(meeting, f"the other CTA of the pair at its {kind}")
+    return None
+
+
+@handles("tcgen05.alloc")
+def _alloc(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2)
+    d.only(mods, *CTA_GROUPS, "sync", "aligned", "shared::cta", "b32")
+    group = cta_group(d, mods)
+    slot, offset = address_slot(d, instr.operands[0], 32)
+    cols_slot = d.src(instr.operands[1], 32)
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        use_group(w, group)
+        if group == 2 and (wait := _meet(w, "tcgen05.alloc")) is not None:
+            return wait
+        column = w.cta.tmem.allocate(w, w.uniform(cols_slot))
+        if column is None:
+            return w.block(w.cta.tmem, "free TMEM columns")
+        w.split.token = None
+        shared_store(w, np.array([w.uniform(slot) + offset], np.int64), 32, np.array([[column]], np.uint32))
+        return None
+
+    return Effect(run)
+
+
+@handles("tcgen05.dealloc")
+def _dealloc(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2)
+    d.only(mods, *CTA_GROUPS, "sync", "aligned", "b32")
+    group = cta_group(d, mods)
+    address, cols = d.src(instr.operands[0], 32), d.src(instr.operands[1], 32)
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        use_group(w, group)
+        if group == 2 and (wait := _meet(w, "tcgen05.dealloc")) is not None:
+            return wait
+        w.split.token = None
+        w.cta.tmem.free(w, w.uniform(address), w.uniform(cols))
+        return None
+
+    return Effect(run)
+
+
+@handles("tcgen05.relinquish_alloc_permit")
+def _relinquish(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.only(mods, *CTA_GROUPS, "sync", "aligned")
+    group = cta_group(d, mods)
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        use_group(w, group)
+        w.cta.tmem.relinquished = True
+        return None
+
+    return Effect(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    lanes: int
+    columns: int  # of 32 bits, each repetition
+    registers: int  # each repetition
+
+
+_SHAPES = {
+    "32x32b": _Shape(32, 1, 1),
+    "16x64b": _Shape(16, 2, 1),
+    "16x128b": _Shape(16, 4, 2),
+    "16x256b": _Shape(16, 8, 4),
+}
+
+
+def _fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
+    """(registers, threads) -> lane and column, relative to the address."""
+    t, j = np.arange(32)[None, :], np.arange(_SHAPES[shape].registers * repeat)[:, None]
+    zero = np.zeros_like(t + j)
+    if shape == "32x32b":
+        return t + zero, j + zero
+    if shape == "16x64b":
+        return t // 4 + 8 * (t % 2) + zero, 2 * j + (t // 2) % 2 + zero
+    if shape == "16x128b":
+        return t // 4 + 8 * (j % 2) + zero, 4 * (j // 2) + t % 4 + zero
+    return t // 4 + 8 * (j % 4 // 2) + zero, 8 * (j // 4) + 2 * (t % 4) + j % 2 + zero
+
+
+def _tmem_access(d: Decoder, mods: list[str], regs: int) -> tuple[str, int]:
+    shape = next((m for m in mods if m in _SHAPES), None)
+    repeat = next((int(m[1:]) for m in mods if m[0] == "x" and m[1:].isdigit()), 0)
+    d.only(mods, *_SHAPES, "sync", "aligned", f"x{repeat}", "b32", "pack::16b", "unpack::16b")
+    if shape is None or shape == "16x64b":
+        raise d.unsupported("requires .32x32b, .16x128b or .16x256b")
+    if regs != _SHAPES[shape].registers * repeat:
+        raise d.unsupported(f"requires {_SHAPES[shape].registers * repeat} registers, got {regs}")
+    return shape, repeat
+
+
+def _place(w: Any, address: int, shape: str, columns: int) -> tuple[int, int, tuple[Any, ...]]:
+    """Lane and column of an address, and the shadow of what is touched. A warp reaches its quarter of the lanes."""
+    lane, column = address >> 16, address & 0xFFFF
+    count = _SHAPES[shape].lanes
+    if lane // 32 != w.index % 4 or lane % count:
+        raise w.fault(
+            "tmem",
+            f"warp {w.index} accesses lanes {lane}..{lane + count - 1}; it may reach "
+            f"{32 * (w.index % 4)}..{32 * (w.index % 4) + 31}",
+        )
+    w.cta.tmem.check(w, column, columns)
+    groups = slice(lane // LANE_GRANULE, (lane + count) // LANE_GRANULE)
+    return lane, column, (groups, slice(column, column + columns))
+
+
+@handles("tcgen05.ld")
+def _tmem_load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2)
+    dests = [d.dest(o) for o in d.items(instr.operands[0])]
+    shape, repeat = _tmem_access(d, mods, len(dests))
+    slot, offset = address_slot(d, instr.operands[1], 32)
+    pack = 2 if "pack::16b" in mods else 1
+    columns = _SHAPES[shape].columns * repeat * pack
+    lanes, cols = _fragment(shape, repeat)
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        lane, column, touched = _place(w, w.uniform(slot) + offset, shape, columns)
+        tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
+        if tracker.enabled:
+            number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
+            tracker.read(tmem.shadow, touched, number, w.clock, w.gid, False)
+        if pack == 1:
+            values = tmem.data[lane + lanes, column + cols]
+        else:
+            low, high = (tmem.data[lane + lanes, column + 2 * cols + i] & np.uint32(0xFFFF) for i in (0, 1))
+            values = low | high << np.uint32(16)
+        regs = w.regs
+        for dest, value in zip(dests, values, strict=True):
+            regs[dest] = value
+        w.unwaited_load = w.where()
+        return None
+
+    return Effect(run, tuple((dest, 32) for dest in dests))
+
+
+@handles("tcgen05.st")
+def _tmem_store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(2)
+    sources = [d.src(o, 32) for o in d.items(instr.operands[1])]
+    shape, repeat = _tmem_access(d, mods, len(sources))
+    d.only([m for m in mods if m == "unpack::16b"])
+    slot, offset = address_slot(d, instr.operands[0], 32)
+    columns = _SHAPES[shape].columns * repeat
+    lanes, cols = _fragment(shape, repeat)
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        lane, column, touched = _place(w, w.uniform(slot) + offset, shape, columns)
+        tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
+        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
+        tracker.write(tmem.shadow, touched, number, w.clock, False)
+        for j, source in enumerate(sources):
+            tmem.data[lane + lanes[j], column + cols[j]] = w.value(source)
+        return None
+
+    return Effect(run)
+
+
+@handles("tcgen05.wait::ld", "tcgen05.wait::st")
+def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    d.arity(0)
+    d.only(mods, "sync", "aligned")
+    loads = instr.opcode.startswith("tcgen05.wait::ld")
+
+    @whole_warp
+    def run(w: Any) -> int | None:
+        if loads:
+            w.unwaited_load = None
+        return None
+
+    return Effect(run)

@@ -1,0 +1,107 @@
+"""Our kernels, compiled here and executed: every shipped tile, every schedule, even and odd shapes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jax_bwgemm.emulator import Fault, Schedule, parse
+from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.variant import Variant
+from tests.cases import Case
+from tests.emu.matmul import Facts, facts_of
+
+pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
+
+from jax_bwgemm.kernels.compile import compile_variant  # noqa: E402 - needs cutlass
+from tests.emu.check_variant import case_of, compiled, run_case  # noqa: E402 - needs cutlass
+
+TARGETS = {"sm_90a": "hopper", "sm_100a": "blackwell"}
+TILES = [(target, tile) for target, family in TARGETS.items() for tile in SHIPPED_TILES[family]]
+PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
+FORMS = [("kn", "bfloat16", "identity"), ("mk", "float32", "identity"), ("kk", "bfloat16", "scale_bias_relu")]
+
+
+@functools.cache
+def kernel(
+    target: str, tile: Tile, majors: str = "kn", out: str = "bfloat16", epilogue: str = "identity"
+) -> tuple[Variant, Module, Facts]:
+    variant = Variant(target, "bfloat16", "bfloat16", out, majors[0], majors[1], tile, epilogue)
+    return variant, *compiled(variant)
+
+
+@pytest.mark.parametrize(("target", "tile"), TILES, ids=lambda value: str(value))
+def test_shipped_tiles(target: str, tile: Tile) -> None:
+    """One cluster walks all tiles of a problem that fits none of them, under all five schedules."""
+    variant, module, facts = kernel(target, tile)
+    for schedule in Schedule.standard(seed=1):
+        run_case(module, facts, case_of(variant, 264, 392, 200), schedule)
+
+
+@pytest.mark.parametrize(("majors", "out", "epilogue"), FORMS)
+@pytest.mark.parametrize(("target", "tile"), [TILES[0], ("sm_100a", PAIR)], ids=lambda value: str(value))
+def test_majors_outputs_and_epilogues(target: str, tile: Tile, majors: str, out: str, epilogue: str) -> None:
+    variant, module, facts = kernel(target, tile, majors, out, epilogue)
+    for seed in range(3):
+        case = case_of(variant, 136, 520, 72 + 64 * seed, 2 - seed % 2, 1 + seed % 2)
+        run_case(module, facts, case, Schedule.standard(seed)[4], 2, seed)
+
+
+def test_even_shape_counts() -> None:
+    """512x512x256 in 256x256 tiles of a pair: 4 tiles of 16 MMAs; each CTA loads its A and half of B."""
+    variant, module, facts = kernel("sm_100a", PAIR)
+    counters = run_case(module, facts, case_of(variant, 512, 512, 256), Schedule(), None)
+    assert counters.mmas == 4 * 4 * 4
+    per_cta = 128 * 256 * 2
+    assert set(counters.tma_load_bytes.values()) == {per_cta}
+    assert len(counters.tma_load_bytes) == 2 * 8
+
+
+def doctored(target: str, tile: Tile, pattern: str, new: str) -> Fault:
+    """What the emulator says of a kernel whose text was changed wherever the pattern matches."""
+    text, facts = source(Variant(target, "bfloat16", "bfloat16", "bfloat16", "k", "n", tile))
+    changed, count = re.subn(pattern, new, text)
+    assert count, f"{pattern} is not in the kernel"
+    module = parse(changed)
+    case = Case(264, 520, 456)
+    with pytest.raises(Fault) as error:
+        run_case(module, facts, case, Schedule())
+    return error.value
+
+
+@functools.cache
+def source(variant: Variant) -> tuple[str, Facts]:
+    with tempfile.TemporaryDirectory() as dump:
+        found = compile_variant(variant, Path(dump))
+    return found.ptx, facts_of(variant, found)
+
+
+DOCTORED = [
+    (r"fence\.proxy\.async\S*;", "", "missing-proxy-fence"),
+    (r"cp\.async\.bulk\.wait_group\.read\s+\d+;", "", "overwrite-in-flight"),
+    (r"cp\.async\.bulk\.commit_group;", "", "overwrite-in-flight"),
+    (r"fence\.mbarrier_init\S*;", "", "unpublished-init"),
+    (r"tcgen05\.wait::ld\S*;", "", "missing-tmem-wait"),
+    (r"tcgen05\.dealloc[^;]*;", "", "tmem-leak"),
+    (r"bar\.sync\s+2, 160;", "", "deadlock uninitialised-read"),
+    (r"tcgen05\.commit[^;]*;", "", "deadlock"),
+    (r"mbarrier\.arrive\.expect_tx[^;]*;", "", "deadlock"),
+    (r"(mov\.b32\s+%r\d+, )65536;", r"\g<1>49152;", "read-before-completion"),
+    (
+        r"mbarrier\.try_wait\.parity\.shared\.b64 P1, [^;]*;",
+        "mov.pred P1, -1;",
+        "race read-before-completion overwrite-in-flight",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pattern", "new", "rules"), DOCTORED)
+def test_doctored_pair_kernel(pattern: str, new: str, rules: str) -> None:
+    fault = doctored("sm_100a", PAIR, pattern, new)
+    assert fault.rule in rules.split(), fault
+    assert fault.rule in ("deadlock", "exit-in-flight") or fault.where is not None
