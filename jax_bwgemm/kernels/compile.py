@@ -10,6 +10,7 @@ import cutlass
 from cutlass import cute
 
 from jax_bwgemm.arch import ARCHS, family
+from jax_bwgemm.kernels.gemm import Sizes
 from jax_bwgemm.kernels.operands import DSL_DTYPES, example_tensor
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
@@ -17,10 +18,7 @@ from jax_bwgemm.problem import DTYPE_BYTES
 from jax_bwgemm.tile import STORE_SWIZZLE_BYTES, SWIZZLE_BYTES, load_box, num_threads, smem_bytes, store_box, tmem_cols
 from jax_bwgemm.variant import Variant
 
-FIXED_PARAMS = (
-    ("tma_a", 128), ("tma_b", 128), ("tma_c", 128), ("m", 4), ("n", 4), ("k", 4), ("batch", 4),
-    ("a_batch_step", 4), ("b_batch_step", 4), ("raster_group", 4), ("raster_along_n", 4),
-)  # fmt: skip
+FIXED_PARAMS = (("tma_a", 128), ("tma_b", 128), ("tma_c", 128), *((name, 4) for name in Sizes._fields))
 PARAM_BYTES = {"alpha": 4, "bias": 8}
 
 
@@ -68,8 +66,8 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     b = example_tensor(variant.b_dtype, variant.b_major == "k")
     c = example_tensor(variant.out_dtype, True)
     bias = cute.runtime.make_ptr(DSL_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
-    sizes = (cutlass.Int32(1),) * 8
-    return gemm, cute.compile(gemm, a, b, c, *sizes, cutlass.Float32(1.0), bias, options=options)
+    sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
+    return gemm, cute.compile(gemm, a, b, c, sizes, cutlass.Float32(1.0), bias, options=options)
 
 
 def _tma_facts(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, int, int], int]]:

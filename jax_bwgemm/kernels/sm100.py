@@ -24,17 +24,15 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
+from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.kernels.epilogue import Epilogue, Run
-from jax_bwgemm.kernels.operands import DSL_DTYPES, coordinate_tensor, dsl_box
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import ACC_STAGES, EPILOGUE_STAGES, num_stages, num_threads, store_box, tmem_cols
+from jax_bwgemm.kernels import pipelines
+from jax_bwgemm.kernels.epilogue import Run
+from jax_bwgemm.kernels.gemm import Gemm, Sizes, Walk
+from jax_bwgemm.kernels.operands import dsl_box
+from jax_bwgemm.tile import ACC_STAGES, EPILOGUE_STAGES, tmem_cols
 from jax_bwgemm.variant import Variant
 
 MULTIPLY_WARP = pipelines.EPILOGUE_WARPS
@@ -44,22 +42,15 @@ STORE_BARRIER = 1  # named barriers: the store warps among themselves,
 TMEM_BARRIER = 2  # and the store warps with the multiply warp, once the TMEM address is known
 
 
-class Sm100Gemm:
-    """One variant. Everything on self is fixed at compile time; sizes are run-time parameters."""
+class Sm100Gemm(Gemm):
+    """One variant. Sizes are run-time parameters."""
 
     def __init__(self, variant: Variant) -> None:
-        tile = self.tile = variant.tile
-        self.in_dtype = DSL_DTYPES[variant.a_dtype]
-        self.out_dtype = DSL_DTYPES[variant.out_dtype]
-        self.a_major, self.b_major = variant.a_major, variant.b_major
-        self.in_bytes = DTYPE_BYTES[variant.a_dtype]
-        self.stages = num_stages(tile, self.in_bytes, ARCHS["b200"].smem_bytes)
-        self.threads = num_threads(tile, variant.target)
+        super().__init__(variant)
+        tile = variant.tile
         self.tmem_cols = tmem_cols(tile)
         self.pair = tile.cta_group == 2
         self.tiler = (tile.mma_m, tile.mma_n, tile.k_tile)
-        self.store_cols, self.store_rows = store_box(tile, variant.out_dtype, variant.target)
-        self.epilogue = Epilogue(variant.epilogue)
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
@@ -90,32 +81,16 @@ class Sm100Gemm:
 
     @cute.jit
     def __call__(
-        self,
-        a: cute.Tensor,
-        b: cute.Tensor,
-        c: cute.Tensor,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        a_batch_step: Int32,
-        b_batch_step: Int32,
-        raster_group: Int32,
-        raster_along_n: Int32,
-        alpha: Float32,
-        bias: cute.Pointer,
+        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, sizes: Sizes, alpha: Float32, bias: cute.Pointer
     ) -> None:
         """Make the TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces
         this host code; a test compares what both pack."""
-        cluster = (self.tile.cluster_m, self.tile.cluster_n)
         mma = self.tiled_mma()
         a_smem, b_smem = self.smem_layouts(mma)
         vmnk = self.cluster_layout(mma)
-        example = {"alpha": alpha, "bias": bias}
-        args = tuple(example[param] for param in self.epilogue.params)
         one_stage = (None, None, None, 0)
         tma_a, _ = cute.nvgpu.make_tiled_tma_atom_A(
-            sm100.cluster_shape_to_tma_atom_A(cluster, mma.thr_id),
+            sm100.cluster_shape_to_tma_atom_A(self.cluster, mma.thr_id),
             a,
             cute.slice_(a_smem, one_stage),
             self.tiler,
@@ -123,7 +98,7 @@ class Sm100Gemm:
             vmnk.shape,
         )
         tma_b, _ = cute.nvgpu.make_tiled_tma_atom_B(
-            sm100.cluster_shape_to_tma_atom_B(cluster, mma.thr_id),
+            sm100.cluster_shape_to_tma_atom_B(self.cluster, mma.thr_id),
             b,
             cute.slice_(b_smem, one_stage),
             self.tiler,
@@ -137,26 +112,13 @@ class Sm100Gemm:
             (self.store_rows, self.store_cols),
         )
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b), "c": dsl_box(tma_c)}
-        sizes = (m, n, k, batch, a_batch_step, b_batch_step, raster_group, raster_along_n)
-        self.kernel(tma_a, tma_b, tma_c, *sizes, args).launch(
-            grid=(*cluster, 1), block=(self.threads, 1, 1), cluster=(*cluster, 1), min_blocks_per_mp=1
+        self.kernel(tma_a, tma_b, tma_c, sizes, self.epilogue_args(alpha, bias)).launch(
+            grid=(*self.cluster, 1), block=(self.threads, 1, 1), cluster=(*self.cluster, 1), min_blocks_per_mp=1
         )
 
     @cute.kernel
     def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        tma_b: cute.CopyAtom,
-        tma_c: cute.CopyAtom,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        a_batch_step: Int32,
-        b_batch_step: Int32,
-        raster_group: Int32,
-        raster_along_n: Int32,
-        args: tuple[Any, ...],
+        self, tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, sizes: Sizes, args: tuple[Any, ...]
     ) -> None:
         tile = self.tile
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -184,7 +146,7 @@ class Sm100Gemm:
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(threads),
             consumer_group=pipeline.CooperativeGroup(threads, pipelines.blackwell_empty_arrivals(tile)),
-            tx_count=pipelines.full_bytes(tile, self.in_bytes),
+            tx_count=self.full_bytes,
             cta_layout_vmnk=vmnk,
             defer_sync=True,
         )
@@ -200,34 +162,26 @@ class Sm100Gemm:
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_init(freed, 1)
-        cluster = (tile.cluster_m, tile.cluster_n)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
-
-        tiles_m = Uint32((m + (tile.cluster_m * tile.cta_m - 1)) // (tile.cluster_m * tile.cta_m))
-        tiles_n = Uint32((n + (tile.cluster_n * tile.mma_n - 1)) // (tile.cluster_n * tile.mma_n))
-        order = TileOrder(tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
-        num_tiles = tiles_m * tiles_n * Uint32(batch)
-        k_tiles = (k + (tile.k_tile - 1)) // tile.k_tile
-        mA = coordinate_tensor(self.a_major == "k", m, k, batch)
-        mB = coordinate_tensor(self.b_major == "k", n, k, batch)
-        mC = coordinate_tensor(True, m, n, batch)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
+        walk = self.walk(sizes)
+        mA, mB, mC = self.coordinate_tensors(sizes)
         # (MMA, MMA_M, MMA_N, acc stages): the layout of the accumulators from TMEM address 0 on
         acc_layout = mma.make_fragment_C(cute.append(mma.partition_shape_C(self.tiler[:2]), ACC_STAGES)).layout
 
-        pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
         if warp_idx == LOAD_WARP:
-            self.load(tma_a, tma_b, mA, mB, sA, sB, ab, order, num_tiles, k_tiles, (a_batch_step, b_batch_step))
+            self.load(tma_a, tma_b, mA, mB, sA, sB, ab, walk, sizes)
         elif warp_idx == MULTIPLY_WARP:
             cute.arch.barrier(barrier_id=TMEM_BARRIER, number_of_threads=STORE_THREADS + 32)
             address = cute.arch.retrieve_tmem_ptr(Float32, alignment=16, ptr_to_buffer_holding_addr=tmem_address)
-            self.multiply(mma, sA, sB, cute.make_tensor(address, acc_layout), ab, acc, num_tiles, k_tiles)
+            self.multiply(mma, sA, sB, cute.make_tensor(address, acc_layout), ab, acc, walk)
         else:
             if warp_idx == 0:
                 cute.arch.alloc_tmem(self.tmem_cols, tmem_address, is_two_cta=self.pair)
                 cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.pair)
             cute.arch.barrier(barrier_id=TMEM_BARRIER, number_of_threads=STORE_THREADS + 32)
             address = cute.arch.retrieve_tmem_ptr(Float32, alignment=16, ptr_to_buffer_holding_addr=tmem_address)
-            self.store(tma_c, mC, sC, cute.make_tensor(address, acc_layout), acc, order, num_tiles, n, args)
+            self.store(tma_c, mC, sC, cute.make_tensor(address, acc_layout), acc, walk, sizes, args)
             cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)  # all four have read
             if warp_idx == 0:
                 self.free_tmem(address, freed)
@@ -242,54 +196,22 @@ class Sm100Gemm:
         sA: cute.Tensor,
         sB: cute.Tensor,
         ab: pipeline.PipelineTmaUmma,
-        order: TileOrder,
-        num_tiles: Uint32,
-        k_tiles: Int32,
-        batch_steps: tuple[Any, Any],
+        walk: Walk,
+        sizes: Sizes,
     ) -> None:
-        """The load warp of either CTA: its half of the pair's A and B (`slice`), into the stages of its own smem."""
+        """The load warp of either CTA: its half of the pair's A and B (`half`), into the stages of its own smem."""
         tile = self.tile
-        x, y, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
-        pairs_m = tile.cluster_m // tile.cta_group
-        pair_x = x // tile.cta_group
-        a_mask = cutlass.Int16(masks.a_mask(tile, x))
-        b_mask = cutlass.Int16(masks.b_mask(tile, x, y))
-        half = self.tiled_mma().get_slice(x % tile.cta_group)
+        pairs_m = cute.make_layout(tile.cluster_m // tile.cta_group)
+        half = self.tiled_mma().get_slice(walk.x % tile.cta_group)
         tA = half.partition_A(cute.local_tile(mA, (tile.mma_m, tile.k_tile), (None, None, None)))
         tB = half.partition_B(cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None)))
-        As, Ag = cpasync.tma_partition(  # (TMA, stage), (TMA, Mt, Kt, l)
-            tma_a, y, cute.make_layout(tile.cluster_n), cute.group_modes(sA, 0, 3), cute.group_modes(tA, 0, 3)
+        As, Ag = cpasync.tma_partition(
+            tma_a, walk.y, cute.make_layout(tile.cluster_n), cute.group_modes(sA, 0, 3), cute.group_modes(tA, 0, 3)
         )
-        Bs, Bg = cpasync.tma_partition(  # (TMA, stage), (TMA, Nt, Kt, l)
-            tma_b, pair_x, cute.make_layout(pairs_m), cute.group_modes(sB, 0, 3), cute.group_modes(tB, 0, 3)
+        Bs, Bg = cpasync.tma_partition(
+            tma_b, walk.x // tile.cta_group, pairs_m, cute.group_modes(sB, 0, 3), cute.group_modes(tB, 0, 3)
         )
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        idx = Uint32(first)
-        while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
-            Ag_tile = Ag[None, Int32(tile_m) * pairs_m + pair_x, None, Int32(l_idx) * batch_steps[0]]
-            Bg_tile = Bg[None, Int32(tile_n) * tile.cluster_n + y, None, Int32(l_idx) * batch_steps[1]]
-            for k_idx in cutlass.range(k_tiles, unroll=1):
-                ab.producer_acquire(state)
-                barrier = ab.producer_get_barrier(state)
-                cute.copy(
-                    tma_a,
-                    Ag_tile[None, k_idx],
-                    As[None, state.index],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=a_mask if cutlass.const_expr(tile.cluster_n > 1) else None,
-                )
-                cute.copy(
-                    tma_b,
-                    Bg_tile[None, k_idx],
-                    Bs[None, state.index],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=b_mask if cutlass.const_expr(pairs_m > 1) else None,
-                )
-                state.advance()
-            idx += Uint32(step)
-        ab.producer_tail(state)
+        self.keep_full(tma_a, As, Ag, tma_b, Bs, Bg, ab, walk, sizes)
 
     @cute.jit
     def multiply(
@@ -300,23 +222,20 @@ class Sm100Gemm:
         tC: cute.Tensor,
         ab: pipeline.PipelineTmaUmma,
         acc: pipeline.PipelineUmmaAsync,
-        num_tiles: Uint32,
-        k_tiles: Int32,
+        walk: Walk,
     ) -> None:
         """The MMA warp of the leader CTA: one accumulator after the other. Needs no coordinates, only the count."""
-        x, _, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
         fA = mma.make_fragment_A(sA)  # (MMA, MMA_M, MMA_K, stage), descriptors
         fB = mma.make_fragment_B(sB)  # (MMA, MMA_N, MMA_K, stage)
-        if x % self.tile.cta_group == 0:
+        if walk.x % self.tile.cta_group == 0:
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             write = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, ACC_STAGES)
-            idx = Uint32(first)
-            while idx < num_tiles:
+            idx = walk.first
+            while idx < walk.num_tiles:
                 acc.producer_acquire(write)
                 tC_tile = tC[None, None, None, write.index]
                 mma.set(tcgen05.Field.ACCUMULATE, False)
-                for _ in cutlass.range(k_tiles, unroll=1):
+                for _ in cutlass.range(walk.k_tiles, unroll=1):
                     ab.consumer_wait(read)
                     for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                         cute.gemm(mma, tC_tile, fA[None, None, kb, read.index], fB[None, None, kb, read.index], tC_tile)
@@ -325,7 +244,7 @@ class Sm100Gemm:
                     read.advance()
                 acc.producer_commit(write)
                 write.advance()
-                idx += Uint32(step)
+                idx += walk.step
             acc.producer_tail(write)
 
     @cute.jit
@@ -336,15 +255,12 @@ class Sm100Gemm:
         sC: cute.Tensor,
         tC: cute.Tensor,
         acc: pipeline.PipelineUmmaAsync,
-        order: TileOrder,
-        num_tiles: Uint32,
-        n: Int32,
+        walk: Walk,
+        sizes: Sizes,
         args: tuple[Any, ...],
     ) -> None:
         """The four store warps: TMEM -> registers -> epilogue -> smem box -> TMA store, box after box."""
         tile = self.tile
-        x, y, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
         tidx = cute.arch.thread_idx()[0]
         is_store_warp = cute.arch.make_warp_uniform(tidx // 32) == 0
         box = (self.store_rows, self.store_cols)
@@ -366,20 +282,16 @@ class Sm100Gemm:
         boxes = cutlass.const_expr(tile.mma_n // self.store_cols)
 
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, ACC_STAGES)
-        idx = Uint32(first)
-        while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
-            m_idx = Int32(tile_m) * tile.cluster_m + x
-            n_idx = Int32(tile_n) * tile.cluster_n + y
+        idx = walk.first
+        while idx < walk.num_tiles:
+            m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
             gC = cute.local_tile(  # (store_rows, store_cols, 1, boxes) of this CTA's tile
-                cute.local_tile(mC, (tile.cta_m, tile.mma_n), (m_idx, n_idx, Int32(l_idx))), box, (None, None)
+                cute.local_tile(mC, (tile.cta_m, tile.mma_n), (m_idx, n_idx, l_idx)), box, (None, None)
             )
             Cs, Cg = cpasync.tma_partition(
                 tma_c, 0, cute.make_layout(1), cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
             )
-            if is_store_warp:  # all buffers are free for this tile
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)
+            self.reclaim(is_store_warp, STORE_BARRIER, STORE_THREADS)
             acc.consumer_wait(read)
             for i in cutlass.range_constexpr(boxes):
                 cute.copy(t2r, Tt[None, None, None, 0, i, read.index], values)
@@ -387,21 +299,11 @@ class Sm100Gemm:
                 if cutlass.const_expr(i == boxes - 1):  # everything has been read: the MMAs may have it back
                     with cute.arch.elect_one():
                         acc.consumer_release(read)
-                self.epilogue.apply(values, runs, n_idx * tile.mma_n + i * self.store_cols, n, args)
+                self.epilogue.apply(values, runs, n_idx * tile.mma_n + i * self.store_cols, sizes.n, args)
                 rounded.store(values.load().to(self.out_dtype))
-                stage = i % EPILOGUE_STAGES
-                cute.copy(r2s, Rr, Rs[None, None, None, stage])
-                cute.arch.fence_proxy("async.shared", space="cta")
-                if (
-                    is_store_warp
-                ):  # so that after the barrier the next buffer may be written: its last store has read it
-                    cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
-                cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)
-                if is_store_warp:
-                    cute.copy(tma_c, Cs[None, stage], Cg[None, 0, i])
-                    cute.arch.cp_async_bulk_commit_group()
+                self.publish(r2s, Rr, Rs, tma_c, Cs, Cg[None, 0, i], i, is_store_warp, STORE_BARRIER, STORE_THREADS)
             read.advance()
-            idx += Uint32(step)
+            idx += walk.step
         if is_store_warp:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 

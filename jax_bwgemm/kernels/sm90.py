@@ -20,17 +20,15 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
+from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.kernels.epilogue import Epilogue, Run
-from jax_bwgemm.kernels.operands import DSL_DTYPES, coordinate_tensor, dsl_box, layout_enum
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import EPILOGUE_STAGES, num_stages, num_threads, store_box
+from jax_bwgemm.kernels import pipelines
+from jax_bwgemm.kernels.epilogue import Run
+from jax_bwgemm.kernels.gemm import Gemm, Sizes, Walk
+from jax_bwgemm.kernels.operands import dsl_box, layout_enum
+from jax_bwgemm.tile import EPILOGUE_STAGES
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -39,20 +37,12 @@ MULTIPLY_REGISTERS = 232
 STORE_BARRIER = 1  # named barriers STORE_BARRIER + w, one a consumer warpgroup; 0 is the CTA's
 
 
-class Sm90Gemm:
-    """One variant. Everything on self is fixed at compile time; sizes are run-time parameters."""
+class Sm90Gemm(Gemm):
+    """One variant. Sizes are run-time parameters."""
 
     def __init__(self, variant: Variant) -> None:
-        tile = self.tile = variant.tile
-        self.in_dtype = DSL_DTYPES[variant.a_dtype]
-        self.out_dtype = DSL_DTYPES[variant.out_dtype]
-        self.a_major, self.b_major = variant.a_major, variant.b_major
-        self.in_bytes = DTYPE_BYTES[variant.a_dtype]
-        self.stages = num_stages(tile, self.in_bytes, ARCHS["h200"].smem_bytes)
-        self.threads = num_threads(tile, variant.target)
-        self.warpgroups = tile.num_consumer_warpgroups
-        self.store_cols, self.store_rows = store_box(tile, variant.out_dtype, variant.target)
-        self.epilogue = Epilogue(variant.epilogue)
+        super().__init__(variant)
+        self.warpgroups = variant.tile.num_consumer_warpgroups
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
@@ -81,27 +71,12 @@ class Sm90Gemm:
 
     @cute.jit
     def __call__(
-        self,
-        a: cute.Tensor,
-        b: cute.Tensor,
-        c: cute.Tensor,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        a_batch_step: Int32,
-        b_batch_step: Int32,
-        raster_group: Int32,
-        raster_along_n: Int32,
-        alpha: Float32,
-        bias: cute.Pointer,
+        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, sizes: Sizes, alpha: Float32, bias: cute.Pointer
     ) -> None:
         """Make the TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces
         this host code; a test compares what both pack."""
         tile = self.tile
         a_smem, b_smem, _ = self.smem_layouts()
-        example = {"alpha": alpha, "bias": bias}
-        args = tuple(example[param] for param in self.epilogue.params)
         load = cpasync.CopyBulkTensorTileG2SOp()
         multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
         tma_a, _ = cpasync.make_tiled_tma_atom(
@@ -123,29 +98,13 @@ class Sm90Gemm:
             cpasync.CopyBulkTensorTileS2GOp(), c, cute.slice_(self.store_layout(1, 1), (None, None, 0)), box
         )
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b), "c": dsl_box(tma_c)}
-        sizes = (m, n, k, batch, a_batch_step, b_batch_step, raster_group, raster_along_n)
-        self.kernel(tma_a, tma_b, tma_c, *sizes, args).launch(
-            grid=(tile.cluster_m, tile.cluster_n, 1),
-            block=(self.threads, 1, 1),
-            cluster=(tile.cluster_m, tile.cluster_n, 1),
-            min_blocks_per_mp=1,
+        self.kernel(tma_a, tma_b, tma_c, sizes, self.epilogue_args(alpha, bias)).launch(
+            grid=(*self.cluster, 1), block=(self.threads, 1, 1), cluster=(*self.cluster, 1), min_blocks_per_mp=1
         )
 
     @cute.kernel
     def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        tma_b: cute.CopyAtom,
-        tma_c: cute.CopyAtom,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        a_batch_step: Int32,
-        b_batch_step: Int32,
-        raster_group: Int32,
-        raster_along_n: Int32,
-        args: tuple[Any, ...],
+        self, tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, sizes: Sizes, args: tuple[Any, ...]
     ) -> None:
         tile = self.tile
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -168,30 +127,22 @@ class Sm90Gemm:
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(threads),
             consumer_group=pipeline.CooperativeGroup(threads, pipelines.hopper_empty_arrivals(tile)),
-            tx_count=pipelines.full_bytes(tile, self.in_bytes),
+            tx_count=self.full_bytes,
             cta_layout_vmnk=cute.make_layout((1, tile.cluster_m, tile.cluster_n, 1)),
             defer_sync=True,
         )
-        cluster = (tile.cluster_m, tile.cluster_n)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
+        walk = self.walk(sizes)
+        mA, mB, mC = self.coordinate_tensors(sizes)
 
-        tiles_m = Uint32((m + (tile.cluster_m * tile.cta_m - 1)) // (tile.cluster_m * tile.cta_m))
-        tiles_n = Uint32((n + (tile.cluster_n * tile.mma_n - 1)) // (tile.cluster_n * tile.mma_n))
-        order = TileOrder(tiles_m, tiles_n, Uint32(raster_group), Uint32(raster_along_n))
-        num_tiles = tiles_m * tiles_n * Uint32(batch)
-        k_tiles = (k + (tile.k_tile - 1)) // tile.k_tile
-        mA = coordinate_tensor(self.a_major == "k", m, k, batch)
-        mB = coordinate_tensor(self.b_major == "k", n, k, batch)
-        mC = coordinate_tensor(True, m, n, batch)
-
-        pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
         if warpgroup_idx == 0:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
-                self.load(tma_a, tma_b, mA, mB, sA, sB, ab, order, num_tiles, k_tiles, (a_batch_step, b_batch_step))
+                self.load(tma_a, tma_b, mA, mB, sA, sB, ab, walk, sizes)
         else:
             cute.arch.setmaxregister_increase(MULTIPLY_REGISTERS)
-            self.multiply(tma_c, mC, sA, sB, sC, ab, order, num_tiles, k_tiles, n, args)
+            self.multiply(tma_c, mC, sA, sB, sC, ab, walk, sizes, args)
 
     @cute.jit
     def load(
@@ -203,53 +154,20 @@ class Sm90Gemm:
         sA: cute.Tensor,
         sB: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
-        order: TileOrder,
-        num_tiles: Uint32,
-        k_tiles: Int32,
-        batch_steps: tuple[Any, Any],
+        walk: Walk,
+        sizes: Sizes,
     ) -> None:
-        """The load warp: keeps every stage of the ring full."""
+        """The load warp: its part of A and B (all of it where no CTA shares it) into the stages."""
         tile = self.tile
-        x, y, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
-        a_mask = cutlass.Int16(masks.a_mask(tile, x))
-        b_mask = cutlass.Int16(masks.b_mask(tile, x, y))
         gA = cute.local_tile(mA, (tile.cta_m, tile.k_tile), (None, None, None))  # (cta_m, k_tile, Mt, Kt, l)
         gB = cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None))  # (mma_n, k_tile, Nt, Kt, l)
-        As, Ag = cpasync.tma_partition(  # (TMA, stage), (TMA, Mt, Kt, l)
-            tma_a, y, cute.make_layout(tile.cluster_n), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
+        As, Ag = cpasync.tma_partition(
+            tma_a, walk.y, cute.make_layout(tile.cluster_n), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
         )
-        Bs, Bg = cpasync.tma_partition(  # (TMA, stage), (TMA, Nt, Kt, l)
-            tma_b, x, cute.make_layout(tile.cluster_m), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
+        Bs, Bg = cpasync.tma_partition(
+            tma_b, walk.x, cute.make_layout(tile.cluster_m), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
         )
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        idx = Uint32(first)
-        while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
-            m_idx = Int32(tile_m) * tile.cluster_m + x
-            n_idx = Int32(tile_n) * tile.cluster_n + y
-            Ag_tile = Ag[None, m_idx, None, Int32(l_idx) * batch_steps[0]]
-            Bg_tile = Bg[None, n_idx, None, Int32(l_idx) * batch_steps[1]]
-            for k_idx in cutlass.range(k_tiles, unroll=1):
-                ab.producer_acquire(state)
-                barrier = ab.producer_get_barrier(state)
-                cute.copy(
-                    tma_a,
-                    Ag_tile[None, k_idx],
-                    As[None, state.index],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=a_mask if cutlass.const_expr(tile.cluster_n > 1) else None,
-                )
-                cute.copy(
-                    tma_b,
-                    Bg_tile[None, k_idx],
-                    Bs[None, state.index],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=b_mask if cutlass.const_expr(tile.cluster_m > 1) else None,
-                )
-                state.advance()
-            idx += Uint32(step)
-        ab.producer_tail(state)
+        self.keep_full(tma_a, As, Ag, tma_b, Bs, Bg, ab, walk, sizes)
 
     @cute.jit
     def multiply(
@@ -260,16 +178,12 @@ class Sm90Gemm:
         sB: cute.Tensor,
         sC: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
-        order: TileOrder,
-        num_tiles: Uint32,
-        k_tiles: Int32,
-        n: Int32,
+        walk: Walk,
+        sizes: Sizes,
         args: tuple[Any, ...],
     ) -> None:
         """A consumer warpgroup: main loop on its slabs, then its own part of the store. Never waits for the other."""
         tile = self.tile
-        x, y, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
         tidx = cute.arch.thread_idx()[0] - WARPGROUP_THREADS
         wg_idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
         mma = self.tiled_mma()
@@ -280,9 +194,9 @@ class Sm90Gemm:
 
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        idx = Uint32(first)
-        while idx < num_tiles:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, order, cutlass.min)
+        idx = walk.first
+        while idx < walk.num_tiles:
+            m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
             warpgroup.fence()
             mma.set(warpgroup.Field.ACCUMULATE, False)
             ab.consumer_wait(read)
@@ -291,7 +205,7 @@ class Sm90Gemm:
                 mma.set(warpgroup.Field.ACCUMULATE, True)
             warpgroup.commit_group()
             read.advance()
-            for _ in cutlass.range(1, k_tiles, unroll=1):
+            for _ in cutlass.range(1, walk.k_tiles, unroll=1):
                 ab.consumer_wait(read)
                 for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                     cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
@@ -305,17 +219,12 @@ class Sm90Gemm:
             release.advance()
 
             gC = cute.local_tile(  # (store_rows, store_cols, row boxes, column boxes) of this CTA's tile
-                cute.local_tile(
-                    mC,
-                    (tile.cta_m, tile.mma_n),
-                    (Int32(tile_m) * tile.cluster_m + x, Int32(tile_n) * tile.cluster_n + y, Int32(l_idx)),
-                ),
+                cute.local_tile(mC, (tile.cta_m, tile.mma_n), (m_idx, n_idx, l_idx)),
                 (self.store_rows, self.store_cols),
                 (None, None),
             )
-            column = (Int32(tile_n) * tile.cluster_n + y) * tile.mma_n
-            self.store(tma_c, mma, acc, sC, gC, wg_idx, tidx, column, n, args)
-            idx += Uint32(step)
+            self.store(tma_c, mma, acc, sC, gC, wg_idx, tidx, n_idx * tile.mma_n, sizes.n, args)
+            idx += walk.step
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -349,31 +258,19 @@ class Sm90Gemm:
         sC_box = cute.local_tile(sC, (self.store_rows, self.store_cols), (wg_idx, 0, None))  # this warpgroup's rows
         boxes_n = cutlass.const_expr(self.tile.mma_n // self.store_cols)
         is_store_warp = cute.arch.make_warp_uniform(tidx // 32) % pipelines.WARPS_PER_WARPGROUP == 0
-        if is_store_warp:  # the last tile's stores have long read their buffers: all are free
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.barrier(barrier_id=STORE_BARRIER + wg_idx, number_of_threads=WARPGROUP_THREADS)
+        Cs, Cg = cpasync.tma_partition(  # (TMA, stage), (TMA, row boxes, column boxes)
+            tma_c, 0, cute.make_layout(1), cute.group_modes(sC_box, 0, 2), cute.group_modes(gC, 0, 2)
+        )
+        barrier = STORE_BARRIER + wg_idx
+        self.reclaim(is_store_warp, barrier, WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(cute.size(acc) // per_box):
             row_box, col_box = box // boxes_n, box % boxes_n
             for i in cutlass.range_constexpr(per_box):
                 values[i] = flat[box * per_box + i]
             self.epilogue.apply(values, runs, column + col_box * self.store_cols + tidx % 4 * 2, n, args)
             rounded.store(values.load().to(self.out_dtype))
-            stage = box % EPILOGUE_STAGES
-            cute.copy(r2s, rounded, Rs[None, None, None, stage])
-            cute.arch.fence_proxy("async.shared", space="cta")
-            if is_store_warp:  # so that after the barrier the next buffer may be written: its last store has read it
-                cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
-            cute.arch.barrier(barrier_id=STORE_BARRIER + wg_idx, number_of_threads=WARPGROUP_THREADS)
-            if is_store_warp:
-                Cs, Cg = cpasync.tma_partition(
-                    tma_c,
-                    0,
-                    cute.make_layout(1),
-                    cute.group_modes(sC_box, 0, 2),
-                    cute.group_modes(gC, 0, 2),
-                )
-                cute.copy(tma_c, Cs[None, stage], Cg[None, row_box * self.warpgroups + wg_idx, col_box])
-                cute.arch.cp_async_bulk_commit_group()
+            Cg_box = Cg[None, row_box * self.warpgroups + wg_idx, col_box]
+            self.publish(r2s, rounded, Rs, tma_c, Cs, Cg_box, box, is_store_warp, barrier, WARPGROUP_THREADS)
 
 
 def fragment_runs(elements: int) -> tuple[Run, ...]:
