@@ -163,6 +163,20 @@ def artifact_dirs() -> tuple[pathlib.Path, ...]:
 
 def find(variant: Variant) -> Entry | str:
     """The entry of `variant` in the first artifact directory that has it with its cubin, else one sentence why not."""
+    found = _locate(variant)
+    return found if isinstance(found, str) else found[1]
+
+
+def find_ptx(variant: Variant) -> pathlib.Path | str:
+    """The compressed PTX beside the cubin that `find` finds, else one sentence why there is none."""
+    found = _locate(variant)
+    if isinstance(found, str):
+        return found
+    path = found[0] / f"{variant.name}.ptx.gz"
+    return path if path.exists() else f"{path} is missing; {REMEDY}"
+
+
+def _locate(variant: Variant) -> tuple[pathlib.Path, Entry] | str:
     reasons = []
     for directory in artifact_dirs():
         try:
@@ -175,7 +189,7 @@ def find(variant: Variant) -> Entry | str:
         elif not (directory / f"{variant.name}.cubin").exists():
             reasons.append(f"{directory / variant.name}.cubin is in the manifest but missing; {REMEDY}")
         else:
-            return entry
+            return directory, entry
     return "; ".join(reasons)
 
 

@@ -1,4 +1,4 @@
-"""Process-wide defaults: what to do when XLA takes over, and which device to plan for. Knows no problem and no tile."""
+"""Process-wide defaults: what to do when XLA takes over, the device to plan for, what to emulate. Knows no problem."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import jax
 
-from jax_bwgemm.arch import by_name
+from jax_bwgemm.arch import ARCHS, by_name
 
 POLICIES = ("warn", "ignore", "error")
+EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
+EMULATE = ("off", *EMULATED_DEVICES)
 
 
 class FallbackWarning(UserWarning):
@@ -25,16 +27,35 @@ class FallbackError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """`on_fallback`: "warn" (once per problem), "ignore" or "error". `device`: a key of `ARCHS`, None to detect it."""
+    """`on_fallback`: "warn" (once per problem), "ignore" or "error". `device`: a key of `ARCHS`, None to detect it.
+
+    `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off".
+    """
 
     on_fallback: str = "warn"
     device: str | None = None
+    emulate: str = "off"
 
     def __post_init__(self) -> None:
         if self.on_fallback not in POLICIES:
             raise ValueError(f"`on_fallback` requires one of {', '.join(POLICIES)}, got {self.on_fallback!r}")
         if self.device is not None:
             by_name(self.device)
+        if self.emulate not in EMULATE:
+            raise ValueError(f"`emulate` requires one of {', '.join(EMULATE)}, got {self.emulate!r}")
+        legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
+        if self.is_emulated and self.planned_device not in legal:
+            names = ", ".join(legal)
+            raise ValueError(f"`emulate` {self.emulate!r} requires the `device` {names}, got {self.device!r}")
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.emulate != "off"
+
+    @property
+    def planned_device(self) -> str | None:
+        """What to plan for: `device`, else the one that stands for the emulated target, else None (to be detected)."""
+        return self.device or EMULATED_DEVICES.get(self.emulate)
 
 
 _override = jax.make_user_context(None)  # part of the key of jit caches: a block traces anew
@@ -42,28 +63,31 @@ _reported: set[tuple[str, str]] = set()
 
 
 def current() -> Config:
-    """What holds here: the innermost `config` block, else `JAX_BWGEMM_ON_FALLBACK` and `JAX_BWGEMM_DEVICE`."""
+    """What holds here: the innermost `config` block, else `JAX_BWGEMM_ON_FALLBACK`, `_DEVICE` and `_EMULATE`."""
     override: Config | None = _override.value
     return override or _from_environment()
 
 
-def resolve(on_fallback: str | None, device: str | None) -> Config:
+def resolve(on_fallback: str | None, device: str | None, emulate: str | None = None) -> Config:
     """An argument that is None takes its default from `current`."""
     default = current()
-    return Config(on_fallback or default.on_fallback, device or default.device)
+    return Config(on_fallback or default.on_fallback, device or default.device, emulate or default.emulate)
 
 
 @contextlib.contextmanager
-def config(*, on_fallback: str | None = None, device: str | None = None) -> Iterator[Config]:
+def config(
+    *, on_fallback: str | None = None, device: str | None = None, emulate: str | None = None
+) -> Iterator[Config]:
     """Defaults for the calls made inside the block, by this thread; a `jax.jit` traces anew for other defaults.
 
     Args:
       on_fallback: "warn", "ignore" or "error"; None keeps what holds outside.
       device: "h100", "h200", "b200" or "b300"; None keeps what holds outside.
+      emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None keeps what holds outside.
 
     Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
     """
-    with _override(resolve(on_fallback, device)):
+    with _override(resolve(on_fallback, device, emulate)):
         yield current()
 
 
@@ -85,7 +109,9 @@ def forget_reported() -> None:
 def _from_environment() -> Config:
     on_fallback = os.environ.get("JAX_BWGEMM_ON_FALLBACK") or "warn"
     device = os.environ.get("JAX_BWGEMM_DEVICE") or None
+    emulate = os.environ.get("JAX_BWGEMM_EMULATE") or "off"
     try:
-        return Config(on_fallback, device)
+        return Config(on_fallback, device, emulate)
     except ValueError as error:
-        raise ValueError(f"{error}, from JAX_BWGEMM_ON_FALLBACK or JAX_BWGEMM_DEVICE") from None
+        names = "JAX_BWGEMM_ON_FALLBACK, JAX_BWGEMM_DEVICE or JAX_BWGEMM_EMULATE"
+        raise ValueError(f"{error}, from {names}") from None

@@ -24,17 +24,17 @@ class Decision:
     reason: str | None = None
 
 
-def decide(problem: Problem, device: str | None, tile: Tile | None) -> Decision:
-    """What runs `problem` on `device` (None: the first CUDA device of this process)."""
+def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False) -> Decision:
+    """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there."""
     arch = target_arch(device)
     if isinstance(arch, str):
         return Decision(reason=arch)
     if problem.is_empty:
         return Decision(reason="there is nothing to multiply")
-    chosen = plan(problem, arch, tile, _missing)
+    chosen = plan(problem, arch, tile, _missing_ptx if is_emulated else _missing)
     if chosen.variant is None:
         return Decision(chosen, reason=chosen.reason)
-    if reason := _why_not_launch():
+    if reason := ffi.status() if is_emulated else _why_not_launch():
         return Decision(chosen, reason=reason)
     entry = artifacts.find(chosen.variant)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
@@ -53,6 +53,11 @@ def target_arch(device: str | None) -> Arch | str:
 
 def _missing(variant: Variant) -> str | None:
     found = artifacts.find(variant)
+    return found if isinstance(found, str) else None
+
+
+def _missing_ptx(variant: Variant) -> str | None:
+    found = artifacts.find_ptx(variant)
     return found if isinstance(found, str) else None
 
 

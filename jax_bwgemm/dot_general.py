@@ -31,6 +31,7 @@ def dot_general(
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
+    emulate: str | None = None,
 ) -> Array:
     """`lax.dot_general` on this package's kernels, for `flax` layers and `jnp.einsum(..., _dot_general=)`.
 
@@ -49,6 +50,7 @@ def dot_general(
       tile: as for `matmul`.
       on_fallback: as for `matmul`.
       device: as for `matmul`.
+      emulate: as for `matmul`.
 
     Returns:
       An array of shape (batch..., lhs free..., rhs free...).
@@ -56,7 +58,7 @@ def dot_general(
     Example:
       >>> layer = flax.linen.Dense(512, dtype=jnp.bfloat16, dot_general=jax_bwgemm.dot_general)
     """
-    settings = resolve(on_fallback, device)
+    settings = resolve(on_fallback, device, emulate)
     shape = _result_shape(lhs, rhs, dimension_numbers, precision, preferred_element_type)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     params = checked_params(

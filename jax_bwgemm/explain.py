@@ -19,12 +19,16 @@ from jax_bwgemm.tile import Tile, why_not_dtypes
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """`plan` is None without a device to plan for; `variant` is None if XLA takes over, and `reason` then says why."""
+    """`plan` is None without a device to plan for; `variant` is None if XLA takes over, and `reason` then says why.
+
+    `emulate` is the target whose kernels run in the emulator, or "off".
+    """
 
     problem: Problem
     plan: Plan | None = None
     variant: str | None = None
     reason: str | None = None
+    emulate: str = "off"
 
     def __str__(self) -> str:
         size = f"{self.problem.flops / 1e9:.4g} GFLOP, {self.problem.min_bytes / 1e6:.4g} MB"
@@ -34,7 +38,11 @@ class Explanation:
     def _verdict(self) -> list[str]:
         if self.variant is None:
             return [f"runs XLA's dot_general, because {self.reason}"]
-        return [f"runs {self.variant}, whose cubin is present", *_choice_lines(self.plan)]
+        if self.emulate != "off":
+            where = f"in the emulator of {self.emulate}; on CUDA `emulate` is refused"
+        else:
+            where = "whose cubin is present"
+        return [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
 
 
 def explain(
@@ -48,14 +56,16 @@ def explain(
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
+    emulate: str | None = None,
 ) -> Explanation:
-    """What `matmul` with the same arguments would run on a GPU, and why: print it.
+    """What `matmul` with the same arguments would run on a GPU, or in the emulator, and why: print it.
 
     Args:
       a: array, tracer or `jax.ShapeDtypeStruct`; only its shape and dtype are read.
       b: the same.
       out_dtype: as for `matmul`; so are alpha, bias, activation, tile and on_fallback.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
+      emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None for the `config`'s.
 
     Returns:
       An `Explanation`; its `str` shows the problem, each candidate tile with its predicted time or the reason why it
@@ -73,9 +83,10 @@ def explain(
     problem = _problem(a, b, bias, params)
     if reason := why_not_dtypes(problem):
         return Explanation(problem, reason=reason)
-    decision = decide(problem, resolve(on_fallback, device).device, params["tile"])
+    settings = resolve(on_fallback, device, emulate)
+    decision = decide(problem, settings.planned_device, params["tile"], settings.is_emulated)
     variant = decision.entry.name if decision.entry else None
-    return Explanation(problem, decision.plan, variant, decision.reason)
+    return Explanation(problem, decision.plan, variant, decision.reason, settings.emulate)
 
 
 def _problem(a: Any, b: Any, bias: Any, params: dict[str, Any]) -> Problem:

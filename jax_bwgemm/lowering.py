@@ -21,17 +21,31 @@ from jax_bwgemm.reference import reference
 from jax_bwgemm.shape_rules import problem_of
 from jax_bwgemm.tile import TMA_ALIGN_BYTES, why_not_sizes
 
+Emit = Callable[[Any, Sequence[Any], Decision, dict[str, Any]], Any]
 _OTHER_MAJOR = {"a_major": {"k": "m", "m": "k"}, "b_major": {"k": "n", "n": "k"}}
 
 
 def _matmul_xla_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Every platform but CUDA."""
+    if params["emulate"] != "off":
+        return _matmul_by_kernel(ctx, operands, params, _emulation)
     problem = problem_of(ctx.avals_in, **params)
     platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
     return _fall_back(ctx, operands, problem, f"its kernels need CUDA, got {platforms}", params)
 
 
 def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
+    if params["emulate"] != "off":
+        raise ValueError(
+            f"`emulate` requires a platform other than CUDA, such as cpu, got cuda for "
+            f'{problem_of(ctx.avals_in, **params)}: pass `emulate="off"`, or compute on a CPU, as in '
+            'a block of `jax.default_device(jax.devices("cpu")[0])`'
+        )
+    return _matmul_by_kernel(ctx, operands, params, _custom_call)
+
+
+def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Any:
+    """Asks once; `emit` makes the chosen kernel's call."""
     for values, avals, majors in _ways(ctx, operands, params):
         own = params | majors
         problem = problem_of(avals, **own)
@@ -40,9 +54,31 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         decision = _decide(problem, own)
         if decision.entry is not None:
             taken = [_aligned(ctx, value, aval) for value, aval in zip(values(), avals, strict=True)]
-            call = jax.ffi.ffi_lowering(TARGET_NAME)
-            return call(ctx.replace(avals_in=avals), *taken, **attributes(decision, params["alpha"]))
+            return emit(ctx.replace(avals_in=avals), taken, decision, own)
     return _fall_back(ctx, operands, problem, decision.reason or "", params)
+
+
+def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision, params: dict[str, Any]) -> Any:
+    call = jax.ffi.ffi_lowering(TARGET_NAME)
+    return call(ctx, *operands, **attributes(decision, params["alpha"]))
+
+
+def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision, params: dict[str, Any]) -> Any:
+    """A call back to Python, with all that the custom call has.
+
+    Not by `jax.pure_callback`, which turns the operands into JAX arrays: with operands sharded over CPU devices,
+    jax 0.10.2 then waited for a device that waited for the callback. Here they arrive as NumPy arrays.
+    """
+    from jax_bwgemm.emulated import kernel_of  # here, so that `import jax_bwgemm` leaves the emulator out
+
+    kernel = kernel_of(decision, problem_of(ctx.avals_in, **params))
+
+    def call(*values: np.ndarray) -> tuple[np.ndarray]:
+        return (kernel(*values),)
+
+    settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
+    results, _, _ = mlir.emit_python_callback(ctx, call, None, operands, ctx.avals_in, ctx.avals_out, **settings)
+    return results
 
 
 def attributes(decision: Decision, alpha: float) -> dict[str, Any]:
@@ -80,7 +116,7 @@ def attributes(decision: Decision, alpha: float) -> dict[str, Any]:
 def _decide(problem: Problem, params: dict[str, Any]) -> Decision:
     if not problem.is_static:
         return Decision(reason="a kernel is chosen for sizes known at trace time, and these are symbolic")
-    return decide(problem, params["device"], params["tile"])
+    return decide(problem, params["device"], params["tile"], params["emulate"] != "off")
 
 
 def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:

@@ -37,7 +37,8 @@ class Operands:
     def multiply(self, bias: Array | None, params: dict[str, Any], settings: Config) -> Array:
         """Binds the primitive: (l, m, n)."""
         majors = {"a_major": self.a_major, "b_major": self.b_major}
-        return fused_product(self.a, self.b, bias, **majors, **params, **dataclasses.asdict(settings))
+        bound = dataclasses.asdict(settings) | {"device": settings.planned_device}
+        return fused_product(self.a, self.b, bias, **majors, **params, **bound)
 
 
 def matmul(
@@ -51,6 +52,7 @@ def matmul(
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
+    emulate: str | None = None,
 ) -> Array:
     """`activation(alpha * (a @ b) + bias)`, accumulated in float32 and rounded once.
 
@@ -71,12 +73,14 @@ def matmul(
         lets the planner choose.
       on_fallback: "warn" (once per problem and reason), "ignore" or "error"; None for the `config`'s.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
+      emulate: "sm_90a", "sm_100a" or "sm_103a": on platforms other than CUDA the kernels of this target run, slowly and
+        checked, in the PTX emulator; "off" for XLA; None for the `config`'s. A target is refused on CUDA.
 
     Returns:
       An array of `jnp.matmul`'s shape.
 
     Raises:
-      ValueError: shapes that do not fit, or a `tile` that cannot compute the problem.
+      ValueError: shapes that do not fit, a `tile` that cannot compute the problem, or `emulate` on CUDA.
       TypeError: an operand that is no array, or an `alpha` that is no number.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -86,7 +90,7 @@ def matmul(
       (512, 128)
     """
     a, b = as_array("a", a), as_array("b", b)
-    settings = resolve(on_fallback, device)
+    settings = resolve(on_fallback, device, emulate)
     shape = matmul_shape(a.shape, b.shape)
     params = checked_params(a, b, out_dtype=out_dtype, alpha=alpha, bias=bias, activation=activation, tile=tile)
     if bias is not None:

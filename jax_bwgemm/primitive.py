@@ -24,7 +24,8 @@ fused_matmul_p = Primitive("bwgemm_fused_matmul")
 def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
     """`alpha * (a @ b)` of shape (l, m, n), in `out_dtype`.
 
-    Params: `a_major`, `b_major`, `out_dtype`, `alpha`, `tile` (None: the planner's), `on_fallback`, `device`.
+    Params: `a_major`, `b_major`, `out_dtype`, `alpha`, `tile` (None: the planner's), `on_fallback`, `device`,
+    `emulate`.
     """
     return matmul_p.bind(*match_varying(a, b), **params)
 

@@ -14,6 +14,7 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings from outside, and every test sees its warnings."""
     monkeypatch.delenv("JAX_BWGEMM_ON_FALLBACK", raising=False)
     monkeypatch.delenv("JAX_BWGEMM_DEVICE", raising=False)
+    monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     forget_reported()
     yield
     forget_reported()

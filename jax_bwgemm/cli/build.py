@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from jax_bwgemm.arch import TARGETS, family
+from jax_bwgemm.cli.drawing import progress_bar
 
 HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
 DEFAULT_OUT = Path(__file__).parent.parent / "_artifacts"
@@ -31,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
     start = time.monotonic()
     variants = build.select(catalogue(_targets(args.arch)), args.only)
-    with _progress_bar() as progress:
+    with progress_bar("kernels") as progress:
         report = build.build(variants, args.out, args.jobs, progress)
     seconds = time.monotonic() - start
     print(f"{report.num_built} built, {report.num_kept} up to date, {len(report.failures)} refused: ", end="")
@@ -48,16 +46,3 @@ def _targets(text: str) -> list[str]:
     if not targets:
         raise ValueError(f"`--arch` requires at least one of {', '.join(TARGETS)}, got {text!r}")
     return targets
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Draws nothing where rich is not installed, or until there is something to do."""
-    if importlib.util.find_spec("rich") is None:
-        yield lambda num_done, num_all: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    with Progress("kernels", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
-        task = bar.add_task("kernels", total=None, visible=False)
-        yield lambda num_done, num_all: bar.update(task, completed=num_done, total=num_all, visible=True)

@@ -109,7 +109,7 @@ def list_gpus() -> list[tuple[str, str]]:
 def verdict(gpus: list[tuple[str, str]], conditions: list[Finding]) -> Finding:
     """What computes a product on the first GPU."""
     if not gpus:
-        return "runs", "note", "XLA's own dot, because there is no GPU here; `explain --device` plans for any"
+        return "runs", "note", "XLA's own dot, because there is no GPU here; `explain` and `emulate` work for any"
     arch = detect(*gpus[0])
     if not isinstance(arch, Arch):
         return "runs", "note", f"XLA's own dot, because {arch}"

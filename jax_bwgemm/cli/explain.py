@@ -9,7 +9,7 @@ from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, DTYPE_BYTES, DTY
 from jax_bwgemm.tile import Tile, why_not_dtypes
 
 HELP = "say which kernel would compute a product, and why"
-_DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}
+DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(size, type=int, metavar=size.upper())
     parser.add_argument("--device", default="h200", choices=ARCHS)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--dtype", default="bf16", choices=_DTYPES, help="of the operands")
-    parser.add_argument("--out-dtype", choices=_DTYPES, help="of the result (default: that of the operands)")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="of the operands")
+    parser.add_argument("--out-dtype", choices=DTYPES, help="of the result (default: that of the operands)")
     parser.add_argument("--a-major", default="k", choices=A_MAJORS, help="the contiguous dimension of a")
     parser.add_argument("--b-major", default="n", choices=B_MAJORS, help="the contiguous dimension of b")
     parser.add_argument("--alpha", type=float, default=1.0)
@@ -45,8 +45,8 @@ def _problem(args: argparse.Namespace) -> Problem:
     for name in ("m", "n", "k", "batch"):
         if getattr(args, name) < 1:
             raise ValueError(f"`{name}` requires at least 1, got {getattr(args, name)}")
-    dtype = _DTYPES[args.dtype]
+    dtype = DTYPES[args.dtype]
     epilogue = Epilogue(args.alpha, args.bias, args.activation)
-    out_dtype = _DTYPES[args.out_dtype] if args.out_dtype else dtype
+    out_dtype = DTYPES[args.out_dtype] if args.out_dtype else dtype
     sizes, majors = (args.m, args.n, args.k, args.batch), (args.a_major, args.b_major)
     return Problem(*sizes, dtype, dtype, out_dtype, *majors, args.batch, args.batch, epilogue)

@@ -1,4 +1,4 @@
-"""`python -m jax_bwgemm build | doctor | explain | bench`: parses the command line and nothing else.
+"""`python -m jax_bwgemm build | doctor | explain | bench | emulate`: parses the command line and nothing else.
 
 A command is a module of this room with HELP, `add_arguments(parser)` and `run(args) -> exit code`. ValueError and what
 is not installed become one line on stderr; everything else is a bug and keeps its traceback.
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from jax_bwgemm._version import __version__
-from jax_bwgemm.cli import bench, build, doctor, explain
+from jax_bwgemm.cli import bench, build, doctor, emulate, explain
 
-COMMANDS = {"build": build, "doctor": doctor, "explain": explain, "bench": bench}
+COMMANDS = {"build": build, "doctor": doctor, "explain": explain, "bench": bench, "emulate": emulate}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

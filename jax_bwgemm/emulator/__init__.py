@@ -10,8 +10,10 @@ from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import EmulatorError, Fault, LaunchError, PtxSyntaxError, UnsupportedInstruction, Where
 from jax_bwgemm.emulator.launch import Counters, Launch, run
 from jax_bwgemm.emulator.memory import Memory
+from jax_bwgemm.emulator.observe import Observer, Trace
 from jax_bwgemm.emulator.parser import parse
 from jax_bwgemm.emulator.tensormap import TensorMap
+from jax_bwgemm.emulator.timeline import Timeline
 
 __all__ = [
     "Counters",
@@ -20,9 +22,12 @@ __all__ = [
     "Launch",
     "LaunchError",
     "Memory",
+    "Observer",
     "PtxSyntaxError",
     "Schedule",
     "TensorMap",
+    "Timeline",
+    "Trace",
     "UnsupportedInstruction",
     "Where",
     "parse",

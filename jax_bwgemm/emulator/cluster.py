@@ -11,11 +11,13 @@ from jax_bwgemm.emulator.decode import SHARED_BASE, Program
 from jax_bwgemm.emulator.engine import AsyncOp, Engine, Schedule, Waitable
 from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.machine import Warp
+from jax_bwgemm.emulator.observe import ObservedEngine, ObservedWarp
 from jax_bwgemm.emulator.races import GRANULE, Clock, Shadow, Tracker
 from jax_bwgemm.emulator.tmem import Meeting, Tmem
 from jax_bwgemm.emulator.values import LANES, UINT
 
 Dim = tuple[int, int, int]
+REGISTER_FILE = 65536  # 32-bit registers of an SM (CUDA C++ programming guide, technical specifications)
 STARVED_ROUNDS = 200  # a warp that polls without end must not keep lazy operations from completing
 
 
@@ -35,6 +37,27 @@ class NamedBarrier(Waitable):
         self.wake()
 
 
+class RegisterPool(Waitable):
+    """What setmaxnreg moves between the warps of a CTA: at launch each thread has its share of one SM's registers, as
+    ptxas gives it to a kernel of one CTA a SM (65536 for 384 threads: 168)."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.at_launch = min(REGISTER_FILE // threads // 8 * 8, 256)
+        self.held: dict[int, int] = {}  # warp -> registers a thread
+        self.free = 0
+
+    def resize(self, warp: int, count: int) -> bool:
+        """False while there are too few free registers."""
+        need = 32 * (count - self.held.get(warp, self.at_launch))
+        if need > self.free:
+            return False
+        self.held[warp] = count
+        self.free -= need
+        self.wake()
+        return True
+
+
 class Cta:
     """One CTA of a cluster. Shared memory starts as all ones (NaN)."""
 
@@ -50,6 +73,7 @@ class Cta:
         self.shadow = Shadow((size // GRANULE,), f"shared memory of CTA {self.rank_in_grid}")
         self.barriers: dict[int, Any] = {}
         self.named: dict[int, NamedBarrier] = {}
+        self.registers = RegisterPool(cluster.block[0] * cluster.block[1] * cluster.block[2])
         self.tmem = Tmem(self)
         self.warps: list[Warp] = []
         self.ops = 0  # operations that touch this CTA's memory or barriers
@@ -76,7 +100,8 @@ class Cluster:
         per_cta, self.num_ctas = -(-threads // 32), shape[0] * shape[1] * shape[2]
         self.tracker = Tracker(per_cta * self.num_ctas, machine.checks)
         schedule: Schedule = machine.schedule
-        self.engine = Engine(schedule)
+        observer = machine.observer
+        self.engine = Engine(schedule) if observer is None else ObservedEngine(schedule, observer)
         self.rng = random.Random(schedule.seed)
         self.barrier = NamedBarrier(self.tracker.num_warps)
         self.meetings: dict[tuple[str, int], Meeting] = {}
@@ -91,7 +116,8 @@ class Cluster:
 
     def _warp(self, cta: Cta, index: int, per_cta: int, threads: int) -> Warp:
         gid = cta.rank * per_cta + index
-        warp = Warp(self.program, cta, index, gid, self.tracker.num_warps, min(32, threads - 32 * index))
+        make = Warp if self.machine.observer is None else ObservedWarp
+        warp = make(self.program, cta, index, gid, self.tracker.num_warps, min(32, threads - 32 * index))
         for name, slot in self.program.specials.items():
             warp.regs[slot] = self._special(name, cta, index)
         cta.warps.append(warp)
@@ -151,9 +177,10 @@ class Cluster:
 
     # scheduling
 
-    def new_op(self, warp: Warp, kind: str, finish: Any, ctas: Any = ()) -> AsyncOp:
+    def new_op(self, warp: Warp, kind: str, finish: Any, ctas: Any = (), label: str = "") -> AsyncOp:
         """An asynchronous operation issued by `warp` now."""
-        op = AsyncOp(kind, self.tracker.new_op(), warp.clock.copy(), warp.where(), finish)
+        op = AsyncOp(kind, self.tracker.new_op(warp.where()), warp.clock.copy(), warp.where(), finish)
+        op.label = label
         for cta in ctas:
             cta.ops |= 1 << op.bit
         return op
@@ -184,11 +211,13 @@ class Cluster:
         self.ctas, self.warps, self.meetings = [], [], {}
 
     def _round(self, movers: list[Warp]) -> None:
-        if self.machine.schedule.seed:
+        seed, observer = self.machine.schedule.seed, self.machine.observer
+        watched = observer.quantum if observer is not None else None
+        if seed:
             self.rng.shuffle(movers)
         for warp in movers:
             before = warp.executed
-            warp.run(self.rng.choice((1, 4, 16, 64, 256)) if self.machine.schedule.seed else 256)
+            warp.run(watched or (self.rng.choice((1, 4, 16, 64, 256)) if seed else 256))
             self.budget -= warp.executed - before
         if self.budget < 0:
             raise movers[0].fault(
@@ -227,7 +256,7 @@ class Cluster:
             known.join(warp.clock)
         in_flight = cta.ops & ~known.ops
         if in_flight:
-            culprit = next((e.where for e in self.tracker.events if e.op >= 0 and in_flight >> e.op & 1), "a commit")
+            culprit = self.tracker.op_places[(in_flight & -in_flight).bit_length() - 1]
             raise Fault(
                 "exit-in-flight",
                 f"CTA {cta.rank_in_grid} ends while an asynchronous operation that touches it "

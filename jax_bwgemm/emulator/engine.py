@@ -53,9 +53,10 @@ class Waitable:
 
 
 class AsyncOp(Waitable):
-    """One operation in flight. `clock`: what its issuer knew. `after`: operations that must complete before it."""
+    """One operation in flight. `clock`: what its issuer knew. `after`: operations that must complete before it.
+    `label`: what it moves, for people."""
 
-    __slots__ = ("after", "bit", "clock", "done", "due", "finish", "kind", "targets", "where")
+    __slots__ = ("after", "bit", "clock", "done", "due", "finish", "kind", "label", "targets", "where")
 
     def __init__(self, kind: str, bit: int, clock: Clock, where: Any, finish: Callable[[], None]) -> None:
         super().__init__()
@@ -63,6 +64,7 @@ class AsyncOp(Waitable):
         self.after: list[AsyncOp] = []
         self.done = False
         self.due = 0.0
+        self.label = ""
 
     def ready(self) -> bool:
         self.after = [op for op in self.after if not op.done]

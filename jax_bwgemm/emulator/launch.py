@@ -29,6 +29,7 @@ from jax_bwgemm.emulator.decode import decode
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.memory import Memory
+from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.syntax import Entry, Module
 from jax_bwgemm.emulator.tensormap import MAP_BYTES, TensorMap
 
@@ -87,11 +88,18 @@ class Machine:
     """What all clusters of a launch share."""
 
     def __init__(
-        self, global_memory: Memory, schedule: Schedule, checks: bool, max_instructions: int, strict: bool
+        self,
+        global_memory: Memory,
+        schedule: Schedule,
+        checks: bool,
+        max_instructions: int,
+        strict: bool,
+        observer: Observer | None,
     ) -> None:
         self.memory, self.schedule, self.checks = global_memory, schedule, checks
         self.max_instructions = max_instructions
         self.strict_tmem_wait = strict
+        self.observer = observer
         self.counters = Counters()
         self.maps: dict[int, TensorMap] = {}
         self.map_bytes: dict[int, tuple[bytes, str]] = {}
@@ -123,17 +131,19 @@ def run(
     checks: bool = True,
     max_instructions: int = 200_000_000,
     strict_tmem_wait: bool = False,
+    observer: Observer | None = None,
 ) -> Counters:
     """Executes a launch on `global_memory`, in place. Raises `Fault` at the first rule that the kernel breaks.
 
     `checks=False` leaves the happens-before tracking out. `max_instructions` (warp instructions of one cluster) ends
     endless kernels. `strict_tmem_wait` demands tcgen05.wait::ld between a tcgen05.ld
     and the arrival that publishes it; CuTeDSL can leave that to the assembler, so it is not demanded by default.
+    `observer` watches: a `Trace`, a `Timeline`.
     """
     entry = module.entries[launch.entry] if launch.entry else module.entry
     _check_launch(entry, launch)
     schedule = schedule or Schedule()
-    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait)
+    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait, observer)
     program = decode(entry, _parameter_block(entry, launch, machine))
     grid = launch.cluster if schedule.one_cluster else launch.grid
     with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -1,4 +1,7 @@
-"""The TMA engine: cp.async.bulk.tensor loads and stores, bulk groups."""
+"""The TMA engine: cp.async.bulk.tensor loads and stores, bulk groups.
+
+Boxes, swizzles, what lies outside, multicast and the bytes on mbarriers agree with an H200 (driver 580, 2026-11).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ class _Box:
                 "tensor-map", f"an inner box of {inner} bytes under swizzle {tensor_map.swizzle} is not modelled"
             )
         coords = tuple(signed(w.uniform(c, "coordinate"), 32) for c in self.coords)
+        if coords[0] * tensor_map.element_bytes % 16:  # CUDA_ERROR_ILLEGAL_INSTRUCTION on an H200 (driver 580, 2026-11)
+            raise w.fault("misaligned", f"an innermost coordinate requires a multiple of 16 bytes, got {coords[0]}")
         return tensor_map, view, coords, w.uniform(self.shared, "shared address") + self.shared_offset
 
 
@@ -148,7 +153,7 @@ def _load_into(
         cta.version += 1
         complete_async(op, barrier, tensor_map.box_bytes, 0)
 
-    op = cluster.new_op(w, "load", finish, {cta, barrier.cta})
+    op = cluster.new_op(w, "load", finish, {cta, barrier.cta}, tensor_map.name)
     check_async_init(op, barrier)
     number = tracker.event(w.gid, 0, op.bit, op.where)
     tracker.write(cta.shadow, granules, number, op.clock, True)
@@ -158,19 +163,26 @@ def _load_into(
 
 
 def _store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    """`[map, {coords}], [src]{, cache hint}`. A whole warp may issue it: equal copies count once."""
+    """`[map, {coords}], [src]{, cache hint}`. A whole warp may issue it: equal copies count once (ptxas 13.0
+    makes one UTMASTG of them, though of a reduction it makes a loop over the lanes)."""
     d.only(mods, *_RANKS, "global", "shared::cta", "tile", "bulk_group", "L2::cache_hint")
     d.arity(2 + ("L2::cache_hint" in mods))
     box = _box(d, instr, mods, 0, 1)
 
     def run(w: Any) -> None:
         tensor_map, view, coords, address = box.resolve(w)
+        if min(coords) < 0:  # CUDA_ERROR_ILLEGAL_INSTRUCTION on an H200; loads may
+            raise w.fault("out-of-bounds", f"a tensor store requires coordinates of 0 and up, got {coords}")
         cluster, tracker = w.cta.cluster, w.cta.cluster.tracker
         cta, offset = cluster.cta_of(address, w)
         if cta is not w.cta:
             raise w.fault("out-of-bounds", "a bulk store reads the shared memory of another CTA")
         chunks, granules = _place(w, cta, offset, tensor_map)
-        op = cluster.new_op(w, "store", lambda: tensor_map.store(view, coords, cta.chunks[chunks]), {cta})
+
+        def finish() -> None:
+            tensor_map.store(view, coords, cta.chunks[chunks])
+
+        op = cluster.new_op(w, "store", finish, {cta}, tensor_map.name)
         number = tracker.event(w.gid, 0, op.bit, op.where)
         tracker.read(cta.shadow, granules, number, op.clock, ("bulk", w.gid), True)
         cluster.machine.note_global_write(tensor_map, coords, cluster, w)

@@ -85,6 +85,13 @@ def test_find(directory):
     assert artifacts.find(absent).startswith(f"no cubin {absent.name} in {directory}; run")
 
 
+def test_find_ptx(directory):
+    path = directory / f"{VARIANT.name}.ptx.gz"
+    assert artifacts.find_ptx(VARIANT) == f"{path} is missing; run `python -m jax_bwgemm build`"
+    path.write_bytes(b"")
+    assert artifacts.find_ptx(VARIANT) == path
+
+
 def test_find_sees_a_new_build(directory):
     assert isinstance(artifacts.find(VARIANT), Entry)
     edit(directory, lambda f: f["variants"].clear())

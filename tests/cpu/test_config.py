@@ -15,7 +15,8 @@ def test_defaults():
 def test_environment(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "error")
     monkeypatch.setenv("JAX_BWGEMM_DEVICE", "b200")
-    assert current() == Config("error", "b200")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100a")
+    assert current() == Config("error", "b200", "sm_100a")
 
 
 def test_block_overrides_environment_and_nests(monkeypatch):
@@ -34,6 +35,15 @@ def test_block_ends_with_an_exception():
     assert current() == Config()
 
 
+@pytest.mark.parametrize("target, device", [("sm_90a", "h200"), ("sm_100a", "b200"), ("sm_103a", "b300")])
+def test_emulated_target_is_planned_as_one_device(target, device):
+    with jax_bwgemm.config(emulate=target) as settings:
+        assert settings == Config(emulate=target) and settings.planned_device == device
+        assert not resolve(None, None, "off").is_emulated
+    assert resolve(None, "h100", "sm_90a").planned_device == "h100"
+    assert Config().planned_device is None
+
+
 def test_argument_wins():
     with jax_bwgemm.config(on_fallback="ignore", device="h200"):
         assert resolve("error", "b300") == Config("error", "b300")
@@ -44,11 +54,15 @@ def test_bad_values():
         resolve("loud", None)
     with pytest.raises(ValueError, match=r"`device` requires one of h100, h200, b200, b300, got 'a100'"):
         resolve(None, "a100")
+    with pytest.raises(ValueError, match=r"`emulate` requires one of off, sm_90a, sm_100a, sm_103a, got 'sm_80'"):
+        resolve(None, None, "sm_80")
+    with pytest.raises(ValueError, match=r"`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"):
+        resolve(None, "b200", "sm_90a")
 
 
 def test_bad_environment_is_named(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "loud")
-    with pytest.raises(ValueError, match="got 'loud', from JAX_BWGEMM_ON_FALLBACK or JAX_BWGEMM_DEVICE"):
+    with pytest.raises(ValueError, match="got 'loud', from JAX_BWGEMM_ON_FALLBACK, JAX_BWGEMM_DEVICE or JAX"):
         current()
 
 

@@ -283,6 +283,11 @@ def test_live_device(artifacts_dir, monkeypatch, reason):
         assert registered == [(artifacts_dir,)]
 
 
+def test_emulation_is_refused_on_cuda(artifacts_dir):
+    with pytest.raises(ValueError, match="`emulate` requires a platform other than CUDA, .*, got cuda for 512x1024"):
+        hlo(lambda a, b: jax_bwgemm.matmul(a, b, emulate="sm_100a"), X, W)
+
+
 def test_unsupported_gpu(artifacts_dir, monkeypatch):
     ampere = type("Ampere", (), {"device_kind": "NVIDIA A100", "compute_capability": "8.0"})
     monkeypatch.setattr(decision, "_cuda_devices", lambda: [ampere])

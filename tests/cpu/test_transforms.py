@@ -36,7 +36,7 @@ def close(got, want, tolerance=2.0**-7):
 
 def params(case, **kwargs):
     names = ("a_major", "b_major", "alpha")
-    settings = {"tile": None, "on_fallback": "ignore", "device": None}
+    settings = {"tile": None, "on_fallback": "ignore", "device": None, "emulate": "off"}
     return {n: getattr(case, n) for n in names} | {"out_dtype": jnp.dtype(case.out_dtype)} | settings | kwargs
 
 

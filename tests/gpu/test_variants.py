@@ -99,6 +99,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
         tile=variant.tile,
         on_fallback="error",
         device=None,
+        emulate="off",
     )
 
     @functools.partial(jax.jit, donate_argnums=3, keep_unused=True)

@@ -1,0 +1,134 @@
+"""`emulate`: one product on the PTX emulator, on any machine, under hostile schedules and against float64."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jax_bwgemm.arch import ARCHS, TARGETS
+from jax_bwgemm.cli.explain import DTYPES
+from jax_bwgemm.config import Config
+from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, Epilogue, Problem
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import variant_for
+
+if TYPE_CHECKING:
+    from jax_bwgemm.decision import Decision
+    from jax_bwgemm.emulated import Kernel
+
+HELP = "run a kernel in the PTX emulator: error, counts, trace and timeline; needs no GPU"
+SCHEDULES = ("eager", "lazy", "loads-eager", "mmas-eager", "random")
+_MAJORS = [x + y for x in A_MAJORS for y in B_MAJORS]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default="sm_100a", choices=TARGETS, help="(default: %(default)s)")
+    parser.add_argument("--cta-group", type=int, choices=(1, 2), help="only tiles of one CTA, or of a pair")
+    parser.add_argument("--tile", help="for example 256x256x64_cta2_cluster2x1 (default: the planner's)")
+    parser.add_argument("--shape", default="512x512x256", metavar="[BATCH*]MxNxK", help="(default: %(default)s)")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="of the operands")
+    parser.add_argument("--out-dtype", choices=DTYPES, help="of the result (default: that of the operands)")
+    parser.add_argument("--majors", default="kn", choices=_MAJORS, help="contiguous dimensions of a and b")
+    parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--bias", action="store_true")
+    parser.add_argument("--activation", choices=[name for name in ACTIVATIONS if name])
+    parser.add_argument("--device", choices=ARCHS, help="planned for (default: one of the target's)")
+    parser.add_argument("--clusters", type=int, metavar="N", help="that run at once; 1: one walks all tiles")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of inputs and schedules")
+    parser.add_argument("--schedule", choices=SCHEDULES, help="when asynchronous work completes (default: each)")
+    parser.add_argument("--trace", nargs="?", const="0:0", metavar="CTA:WARP", help="print what this warp executes")
+    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for ui.perfetto.dev")
+
+
+def run(args: argparse.Namespace) -> int:
+    from jax_bwgemm.cli import emulate_runs as runs
+    from jax_bwgemm.emulator import EmulatorError
+
+    if args.seeds < 1:
+        raise ValueError(f"`--seeds` requires at least 1, got {args.seeds}")
+    problem = _problem(args)
+    kernel = _kernel(args, problem)
+    watched, schedule = _place(args.trace, kernel), runs.schedules(args.schedule, 0)[-1]
+    print(f"{kernel.entry.name}\n{problem} on grid {'x'.join(map(str, kernel.plan.grid))}")
+    try:
+        if watched:
+            runs.trace(kernel, schedule, *watched)
+        if args.timeline:
+            runs.timeline(kernel, schedule, args.timeline)
+        results = list(runs.results(kernel, args.schedule, args.seeds))
+    except EmulatorError as error:
+        print(f"the emulator stopped the kernel: {error}", file=sys.stderr)
+        return 1
+    runs.show(results)
+    return 0 if all(result.is_right for result in results) else 1
+
+
+def _problem(args: argparse.Namespace) -> Problem:
+    match = re.fullmatch(r"(?:([1-9]\d*)\*)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", args.shape)
+    if match is None:
+        raise ValueError(f"`--shape` requires the form [BATCH*]MxNxK, got {args.shape!r}")
+    batch, *sizes = (int(size or 1) for size in match.groups())
+    m, n, k = sizes
+    dtype, out_dtype = DTYPES[args.dtype], DTYPES[args.out_dtype or args.dtype]
+    epilogue = Epilogue(args.alpha, args.bias, args.activation)
+    a_major, b_major = args.majors
+    return Problem(m, n, k, batch, dtype, dtype, out_dtype, a_major, b_major, batch, batch, epilogue)
+
+
+def _kernel(args: argparse.Namespace, problem: Problem) -> Kernel:
+    """The planner's choice among the tiles that the arguments leave."""
+    from jax_bwgemm.decision import decide
+    from jax_bwgemm.emulated import kernel_of
+
+    device = Config(device=args.device, emulate=args.arch).planned_device
+    decisions = [decide(problem, device, tile, is_emulated=True) for tile in _tiles(args)]
+
+    def predicted_us(decision: Decision) -> float:
+        cost = decision.plan.candidates[0].cost if decision.plan and decision.entry else None
+        return cost.us if cost else float("inf")
+
+    best = min(decisions, key=predicted_us)
+    if best.entry is None:
+        raise ValueError(f"{best.reason}{_build_just_one(best, problem)}")
+    return kernel_of(best, problem, args.clusters)
+
+
+def _tiles(args: argparse.Namespace) -> list[Tile | None]:
+    from jax_bwgemm.plan import candidates
+
+    given = [Tile.from_str(args.tile)] if args.tile else candidates(args.arch)
+    if args.cta_group is None:
+        return [*given] if args.tile else [None]
+    tiles = [tile for tile in given if tile.cta_group == args.cta_group]
+    if not tiles:
+        what = f"the tile {args.tile}" if args.tile else args.arch
+        raise ValueError(f"`--cta-group` requires {given[0].cta_group} with {what}, got {args.cta_group}")
+    return [*tiles]
+
+
+def _build_just_one(decision: Decision, problem: Problem) -> str:
+    """A command, if all that is missing is a cubin."""
+    plan = decision.plan
+    if plan is None or plan.tile is not None or plan.candidates[0].cost is None:
+        return ""
+    name = variant_for(problem, plan.candidates[0].tile, plan.arch.target).name
+    return f" (just this one: `python -m jax_bwgemm build --only '{name}'`)"
+
+
+def _place(text: str | None, kernel: Kernel) -> tuple[int, int] | None:
+    """(CTA, warp) to trace."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        raise ValueError(f"`--trace` requires the form CTA:WARP, got {text!r}")
+    cta, warp = map(int, match.groups())
+    num_ctas, num_warps = int(np.prod(kernel.plan.grid)), kernel.entry.num_threads // 32
+    if cta >= num_ctas or warp >= num_warps:
+        raise ValueError(f"`--trace` requires a CTA below {num_ctas} and a warp below {num_warps}, got {text}")
+    return cta, warp

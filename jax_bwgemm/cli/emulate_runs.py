@@ -1,0 +1,112 @@
+"""The runs of `emulate`: inputs and schedules of a seed, errors against float64, what is shown. Parses no argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jax_bwgemm.cli.drawing import progress_bar, show_table
+from jax_bwgemm.emulated import Kernel
+from jax_bwgemm.emulator import Counters, Schedule, Timeline, Trace
+from jax_bwgemm.problem import Problem
+
+# Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
+BOUNDS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-14}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One run: its relative error against float64 and what it took."""
+
+    schedule: str
+    error: float
+    bound: float
+    seconds: float
+    counters: Counters
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.bound  # False for NaN
+
+
+def inputs(problem: Problem, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Operands as stored, and the result in float64."""
+    p, rng = problem, np.random.default_rng(seed)
+    a = rng.standard_normal((p.batch, p.m, p.k)).astype(p.a_dtype)
+    b = rng.standard_normal((p.batch, p.k, p.n)).astype(p.b_dtype)
+    bias = [rng.standard_normal(p.n).astype(p.out_dtype)] if p.epilogue.has_bias else []
+    want = p.epilogue.alpha * (a.astype(np.float64) @ b.astype(np.float64)) + sum(x.astype(np.float64) for x in bias)
+    stored = [a if p.a_major == "k" else a.swapaxes(1, 2), b if p.b_major == "n" else b.swapaxes(1, 2)]
+    return [*stored, *bias], np.maximum(want, 0.0) if p.epilogue.activation == "relu" else want
+
+
+def schedules(name: str | None, seed: int) -> list[Schedule]:
+    """The one called `name`, or all; "random" is the last."""
+    return [schedule for schedule in Schedule.standard(seed) if name in (None, schedule.name)]
+
+
+def trace(kernel: Kernel, schedule: Schedule, cta: int, warp: int) -> None:
+    """Prints what one warp executes, in a run of its own on the inputs of seed 0."""
+    operands, _ = inputs(kernel.problem, 0)
+    kernel.run(*operands, schedule=schedule, observer=Trace(cta, warp, print))
+
+
+def timeline(kernel: Kernel, schedule: Schedule, path: Path) -> None:
+    """Writes the timeline of a run of its own on the inputs of seed 0; up to the fault, if there is one."""
+    operands, _ = inputs(kernel.problem, 0)
+    observer = Timeline()
+    try:
+        kernel.run(*operands, schedule=schedule, observer=observer)
+    finally:
+        observer.write(path)
+        print(f"timeline of schedule {schedule.name}: {path}, for https://ui.perfetto.dev")
+
+
+def results(kernel: Kernel, name: str | None, num_seeds: int) -> Iterator[Result]:
+    """Every schedule, or the one called `name`, of every seed."""
+    runs = [(seed, schedule) for seed in range(num_seeds) for schedule in schedules(name, seed)]
+    problem, last_seed = kernel.problem, -1
+    with progress_bar("runs") as progress:
+        for i, (seed, schedule) in enumerate(runs):
+            progress(i, len(runs))
+            if seed != last_seed:
+                (operands, want), last_seed = inputs(problem, seed), seed
+            start = time.perf_counter()
+            out, counters = kernel.run(*operands, schedule=schedule)
+            seconds = time.perf_counter() - start
+            error = float(np.linalg.norm(out.astype(np.float64) - want) / (np.linalg.norm(want) or 1.0))
+            yield Result(schedule.name, error, BOUNDS[problem.out_dtype], seconds, counters)
+        progress(len(runs), len(runs))
+
+
+def show(found: list[Result]) -> None:
+    """One table of errors, a row a schedule, and one of counts."""
+    rows = []
+    for name in dict.fromkeys(result.schedule for result in found):
+        own = [result for result in found if result.schedule == name]
+        worst = max(own, key=lambda result: (np.isnan(result.error), result.error))
+        verdict = "ok" if worst.is_right else "WRONG"
+        rows.append((name, len(own), f"{worst.error:.2e}", f"{worst.bound:.2e}", verdict, f"{worst.seconds:.2f} s"))
+    show_table("against float64", ("schedule", "runs", "relative error", "bound", "", "a run"), rows)
+    _show_counts(found[-1].counters)
+
+
+def _show_counts(counters: Counters) -> None:
+    rows = [
+        ("warp instructions", f"{counters.instructions:,}"),
+        ("MMAs", f"{counters.mmas:,}"),
+        ("barrier waits", f"{counters.barrier_waits:,}"),
+    ]
+    loads, stores = counters.tma_load_bytes, counters.tma_store_bytes
+    for operand, verb, by_cta in (("a", "loads", loads), ("b", "loads", loads), ("c", "stores", stores)):
+        per_cta = [size for (name, _), size in by_cta.items() if name == operand] or [0]
+        rows.append((f"bytes of {operand} that TMA {verb} per CTA", _range(min(per_cta), max(per_cta))))
+    show_table("one launch", ("", "count"), rows)
+
+
+def _range(least: int, most: int) -> str:
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
