@@ -1,7 +1,8 @@
 """Integer and logic instructions.
 
 The frequent ones are expressions over x, y, z with M = all ones and S = the sign bit of the type; one expression serves
-ints and vectors alike. The rare ones are functions of Python ints.
+ints and vectors alike. The rare ones are functions of Python ints. All were checked bit for bit on an H200 (driver 580,
+2026-11), as scalars and as vectors.
 """
 
 from __future__ import annotations

@@ -169,7 +169,8 @@ class Decoder:
 
 @dataclasses.dataclass
 class Program:
-    """A decoded kernel. `runs[pc]` (filled on demand) is the stretch of pure instructions that starts at pc."""
+    """A decoded kernel. Filled on demand: `runs[pc]` is the stretch of pure instructions that starts at pc;
+    `local_runs[pc]` its part within one basic block that writes nothing but registers that live in that block."""
 
     instrs: tuple[Instr, ...]
     pure: list[Callable[[list[Any]], None] | None]
@@ -182,6 +183,7 @@ class Program:
     shared_at: dict[str, int]
     dynamic_offset: int
     runs: list[tuple[Callable[[list[Any]], None], ...] | None]
+    local_runs: list[tuple[Callable[[list[Any]], None], ...] | None]
     pc_of: dict[int, int]
 
     def run_at(self, pc: int) -> tuple[Callable[[list[Any]], None], ...]:
@@ -189,6 +191,16 @@ class Program:
         while (fn := self.pure[pc + len(fns)]) is not None:
             fns.append(fn)
         run = self.runs[pc] = tuple(fns)
+        return run
+
+    def local_run_at(self, pc: int) -> tuple[Callable[[list[Any]], None], ...]:
+        fns: list[Callable[[list[Any]], None]] = []
+        for at in range(pc, self.blocks[pc][1] + 1):
+            fn = self.pure[at]
+            if fn is None or not all(self.local[slot] for slot, _ in self.dests[at]):
+                break
+            fns.append(fn)
+        run = self.local_runs[pc] = tuple(fns)
         return run
 
 
@@ -227,6 +239,7 @@ def decode(entry: Entry, params: bytes) -> Program:
         decoder.specials,
         decoder.shared_at,
         decoder.dynamic_offset,
+        [None] * len(pure),
         [None] * len(pure),
         pc_of,
     )

@@ -19,26 +19,33 @@ def operand_chunks(
     w: Any, cta: Any, descriptor: int, rows: int, element_bytes: int, mn_major: bool, sm100: bool
 ) -> np.ndarray:
     """Chunk numbers of `rows` x 32 bytes: (rows, 2) if K-major, (k, chunks of rows) if MN-major."""
+    chunks, end = _operand(descriptor, rows, element_bytes, mn_major, sm100)
+    if isinstance(chunks, str):
+        raise w.fault("descriptor", f"descriptor {descriptor:#x}: {chunks}")
+    if end > cta.limit:
+        raise w.fault(
+            "out-of-bounds", f"descriptor {descriptor:#x} reaches {end - 16:#x}, the launch has {cta.limit:#x}"
+        )
+    return chunks
+
+
+@functools.lru_cache(maxsize=4096)
+def _operand(
+    descriptor: int, rows: int, element_bytes: int, mn_major: bool, sm100: bool
+) -> tuple[np.ndarray | str, int]:
+    """The chunks, or what is wrong with the descriptor, and the byte after the last chunk."""
     start = (descriptor & 0x3FFF) << 4
     lbo, sbo = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
     if descriptor >> 49 & 7:
-        raise w.fault("descriptor", f"descriptor {descriptor:#x}: a base offset is not modelled")
-    if sm100:
-        if descriptor >> 46 & 7 != 1 or descriptor >> 52 & 1:
-            raise w.fault("descriptor", f"descriptor {descriptor:#x}: bits 46-48 must be 1 and bit 52 zero")
-        span = _LAYOUT_SM100.get(descriptor >> 61 & 7)
-    else:
-        span = _LAYOUT_SM90.get(descriptor >> 62 & 3)
+        return "a base offset is not modelled", 0
+    if sm100 and (descriptor >> 46 & 7 != 1 or descriptor >> 52 & 1):
+        return "bits 46-48 must be 1 and bit 52 zero", 0
+    span = _LAYOUT_SM100.get(descriptor >> 61 & 7) if sm100 else _LAYOUT_SM90.get(descriptor >> 62 & 3)
     if span is None:
-        raise w.fault("descriptor", f"descriptor {descriptor:#x}: unknown layout")
+        return "unknown layout", 0
     low = start % 1024
     chunks = _chunks(low, lbo, sbo, span, rows, element_bytes, mn_major) + (start - low) // 16
-    if int(chunks.max()) * 16 + 16 > cta.limit:
-        raise w.fault(
-            "out-of-bounds",
-            f"descriptor {descriptor:#x} reaches {int(chunks.max()) * 16:#x}, the launch has {cta.limit:#x}",
-        )
-    return chunks
+    return chunks, int(chunks.max()) * 16 + 16
 
 
 @functools.lru_cache(maxsize=4096)

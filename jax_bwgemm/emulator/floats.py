@@ -1,7 +1,8 @@
 """Floating-point arithmetic, and the opcodes that integers and floats share (the type decides).
 
 Approximations (`.approx`, `div.full`, `tanh`, `ex2`, `lg2`, `rcp`, `rsqrt`, `sin`, `cos`) are computed in float64 and
-rounded once: hardware may differ in its last bits, within the errors that the PTX ISA states.
+rounded once: hardware may differ in its last bits, within the errors that the PTX ISA states. All else agrees bit for
+bit with an H200 (driver 580, 2026-11): one rounding, subnormals, signed zeros, one NaN whatever NaNs go in.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _KINDS = {
     "f32x2": ("f32", 64),
     "f64": ("f64", 64),
 }
+NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}  # what arithmetic gives (PTX ISA, floating-point NaN)
 _ROUNDING = ("rn", "ftz", "sat", "approx", "full", "rz")
 
 
@@ -41,11 +43,27 @@ def apply(fn: Callable[..., Any], kind: str, bits: int, *args: Value) -> Value:
     """`fn` on the float elements of raw registers, computed in a wider type and rounded to `kind`."""
     is_vector = any(isinstance(a, np.ndarray) for a in args)
     shape, dtype = (NUM_LANES if is_vector else 1), UINT[bits]
-    wide = np.float32 if kind in ("f16", "bf16") else np.float64
     raw = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else np.full(shape, a, dtype) for a in args]
-    floats = [a.view(FLOAT[kind]).astype(wide) for a in raw]
-    out = np.asarray(fn(*floats)).astype(FLOAT[kind]).view(dtype)
-    return out if is_vector else int(out[0])
+    floats = [a.view(FLOAT[kind]).astype(np.float64) for a in raw]
+    out = np.asarray(fn(*floats))
+    if kind == "bf16":  # whose conversion from float64 goes through float32
+        nearest = out.astype(np.float32)
+        out = odd(nearest, out - nearest)
+    bits_out = one_nan(out.astype(FLOAT[kind]), kind).view(dtype)
+    return bits_out if is_vector else int(bits_out[0])
+
+
+def odd(x: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """x + error with an odd last bit, unless it is exact: rounding it again is then harmless."""
+    even = x.view(UINT[8 * x.itemsize]) & 1 == 0
+    outwards = np.copysign(x.dtype.type(np.inf), error.astype(x.dtype))
+    return np.where((error != 0) & np.isfinite(x) & even, np.nextafter(x, outwards), x)
+
+
+def one_nan(x: np.ndarray, kind: str) -> np.ndarray:
+    """Raw bits, every NaN the same."""
+    raw = x.view(UINT[8 * x.itemsize])
+    return np.where(np.isnan(x), raw.dtype.type(NAN[kind]), raw) if kind in NAN else raw
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
@@ -58,9 +76,9 @@ def _with_modifiers(fn: Callable[..., Any], mods: list[str]) -> Callable[..., An
         out: np.ndarray = fn(*(map(_flush, args) if "ftz" in mods else args))
         if "ftz" in mods:
             out = _flush(out)
-        if "relu" in mods or "sat" in mods:
-            out = np.clip(np.nan_to_num(out, nan=0.0), 0.0, 1.0 if "sat" in mods else None)
-        return out
+        if "relu" in mods:
+            out = np.where(out <= 0, 0.0, out)
+        return np.minimum(np.where(out > 0, out, 0.0), 1.0) if "sat" in mods else out
 
     return run if {"ftz", "sat", "relu"} & set(mods) else fn
 
@@ -76,7 +94,23 @@ def float_op(d: Decoder, instr: Instr, mods: list[str], fn: Callable[..., Any], 
 
 
 def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    return x * y + z  # in float64 the product of two float32 is exact
+    """In float64 the product of two narrower floats is exact."""
+    product = x * y
+    total = product + z
+    back = total - product
+    error = (product - (total - back)) + (z - back)
+    return odd(total, error)
+
+
+def _extreme(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fmin or fmax, with -0 < +0."""
+
+    def pick(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        zeros = (x == 0) & (y == 0)
+        negative = fn(np.where(np.signbit(x), -1, 1), np.where(np.signbit(y), -1, 1))
+        return np.where(zeros, np.copysign(0.0, negative), fn(x, y))
+
+    return pick
 
 
 _IntForm = Callable[[Decoder, Instr, list[str]], Pure | Effect]
@@ -87,8 +121,8 @@ _SHARED: dict[str, tuple[_IntForm, Callable[..., Any], tuple[str, ...]]] = {
     "mad": (alu.int_mad, _fma, _ROUNDING),
     "div": (alu.int_rare, np.divide, _ROUNDING),
     "neg": (alu.int_neg, np.negative, ("ftz",)),
-    "min": (alu.int_minmax, np.fmin, ("ftz",)),
-    "max": (alu.int_minmax, np.fmax, ("ftz",)),
+    "min": (alu.int_minmax, _extreme(np.fmin), ("ftz",)),
+    "max": (alu.int_minmax, _extreme(np.fmax), ("ftz",)),
 }
 
 
@@ -181,7 +215,7 @@ def _fused(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
 @handles("copysign")
 def _copysign(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     d.arity(3)
-    return float_op(d, instr, mods, lambda sign, x: np.copysign(x, sign))
+    return alu.build(d, instr, "(x & S) | (y & (S - 1))", float_type(d, mods)[1])
 
 
 _FLOAT_COMPARE: dict[str, Callable[[Any, Any], Any]] = {

@@ -172,7 +172,7 @@ class Warp:
     def _once(self, op: Pure | Effect) -> int | None:
         if isinstance(op, Effect):
             return op.fn(self)
-        self._masked(op.fn, op.dests, self.split.mask, False)
+        self._masked(op.fn, op.dests, self.split.mask)
         return None
 
     def leave(self, ends: Value) -> int | None:
@@ -264,7 +264,7 @@ class Warp:
         return quantum
 
     def _step_part(self, split: Split, stops: set[int]) -> int | None:
-        """One instruction under a mask."""
+        """One instruction under a mask, or several that write only what the other lanes never see."""
         program, pc = self.program, split.pc
         fn = program.pure[pc]
         if fn is None:
@@ -272,19 +272,27 @@ class Warp:
             return jump
         first, last = program.blocks[pc]
         alone = not any(first <= stop <= last for stop in stops)
+        run = program.local_runs[pc]
+        if run is None:
+            run = program.local_run_at(pc)
         try:
-            self._masked(fn, program.dests[pc], split.mask, alone)
+            if not alone or not run:
+                self._masked(fn, program.dests[pc], split.mask)
+                return None
+            for fn in run:
+                fn(self.regs)
         except (TypeError, AttributeError) as error:
+            split.pc = program.pc_of[id(fn)]
             raise self._register_fault(error) from error
-        return None
+        self.executed += len(run) - 1
+        return pc + len(run)
 
-    def _masked(self, fn: Any, dests: Any, mask: np.ndarray | None, alone: bool) -> None:
+    def _masked(self, fn: Any, dests: Any, mask: np.ndarray | None) -> None:
         regs = self.regs
         if mask is None:
             fn(regs)
             return
-        local = self.program.local
-        keep = [(slot, bits, regs[slot]) for slot, bits in dests if not (alone and local[slot])]
+        keep = [(slot, bits, regs[slot]) for slot, bits in dests]
         fn(regs)
         for slot, bits, old in keep:
             if old is not None:
@@ -292,13 +300,13 @@ class Warp:
 
     def _register_fault(self, error: Exception) -> Exception:
         instr = self.program.instrs[self.split.pc]
-        if any(value is None for value in self._sources(instr)):
-            return self.fault("uninitialised-register", "a register is read before it is written")
         if any(isinstance(value, InFlight) for value in self._sources(instr)):
             return self.fault(
                 "register-in-flight",
                 "a register is used before the asynchronous instruction that fills it was waited for",
             )
+        if any(value is None for value in self._sources(instr)):
+            return self.fault("uninitialised-register", "a register is read before it is written")
         return error
 
     def _sources(self, instr: Any) -> list[Any]:

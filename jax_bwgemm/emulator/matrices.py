@@ -1,4 +1,5 @@
-"""ldmatrix and stmatrix: matrices of 8x8 16-bit elements between registers and shared memory."""
+"""ldmatrix and stmatrix: matrices of 8x8 16-bit elements between registers and shared memory. Checked on an H200
+(driver 580, 2026-11)."""
 
 from __future__ import annotations
 

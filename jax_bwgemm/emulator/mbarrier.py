@@ -1,4 +1,8 @@
-"""mbarrier objects in shared memory: phases, arrival counts, transaction counts."""
+"""mbarrier objects in shared memory: phases, arrival counts, transaction counts.
+
+Agrees with an H200 (driver 580, 2026-11) but for one thing: there, a try_wait that waits does not hold its own warp's
+next instructions back, and an arrival after it in the program can be what it sees.
+"""
 
 from __future__ import annotations
 

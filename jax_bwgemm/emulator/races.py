@@ -104,11 +104,11 @@ class Tracker:
         self.num_warps = num_warps
         self.enabled = enabled
         self.events: list[Event] = [Event(0, 0, -1, None)]  # number 0: never accessed
-        self.num_ops = 0
+        self.op_places: list[Any] = []  # where each asynchronous operation was issued
 
-    def new_op(self) -> int:
-        self.num_ops += 1
-        return self.num_ops - 1
+    def new_op(self, where: Any) -> int:
+        self.op_places.append(where)
+        return len(self.op_places) - 1
 
     def event(self, warp: int, epoch: int, op: int, where: Any, key: Any = None, extent: Any = None) -> int:
         self.events.append(Event(warp, epoch, op, where, key, extent))

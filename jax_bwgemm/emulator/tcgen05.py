@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -35,29 +36,22 @@ class InstrDesc:
     m: int
     n: int
 
-    @staticmethod
-    def decode(w: Any, bits: int, kind: str, group: int) -> InstrDesc:
-        a, b = _TYPES[kind].get(bits >> 7 & 7), _TYPES[kind].get(bits >> 10 & 7)
-        found = InstrDesc(
-            bits >> 4 & 3,
-            a or "?",
-            b or "?",
-            bool(bits >> 13 & 1),
-            bool(bits >> 14 & 1),
-            bool(bits >> 15 & 1),
-            bool(bits >> 16 & 1),
-            (bits >> 24 & 31) * 16,
-            (bits >> 17 & 63) * 8,
-        )
-        m, n = found.m, found.n
-        step = {(1, 64): 8, (1, 128): 16, (2, 128): 32, (2, 256): 32}.get((group, m))
-        if a is None or b is None or found.d_type not in _ACCUMULATORS[kind] or bits & 7 or bits >> 30:
-            raise w.fault("descriptor", f"instruction descriptor {bits:#x} of kind {kind} is not modelled: {found}")
-        if step is None or n % step or not step <= n <= 256:
-            raise w.fault("descriptor", f"M {m} and N {n} are not a shape of cta_group::{group}")
-        if kind == "tf32" and (found.a_mn or found.b_mn):
-            raise w.fault("descriptor", "MN-major tf32 operands are not modelled")
-        return found
+
+@functools.lru_cache(maxsize=256)
+def instruction_descriptor(bits: int, kind: str, group: int) -> InstrDesc | str:
+    """The decoded descriptor, or what is wrong with it."""
+    a, b = _TYPES[kind].get(bits >> 7 & 7), _TYPES[kind].get(bits >> 10 & 7)
+    m, n = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8
+    negate_a, negate_b, a_mn, b_mn = (bool(bits >> at & 1) for at in (13, 14, 15, 16))
+    found = InstrDesc(bits >> 4 & 3, a or "?", b or "?", negate_a, negate_b, a_mn, b_mn, m, n)
+    step = {(1, 64): 8, (1, 128): 16, (2, 128): 32, (2, 256): 32}.get((group, m))
+    if a is None or b is None or found.d_type not in _ACCUMULATORS[kind] or bits & 7 or bits >> 30:
+        return f"instruction descriptor {bits:#x} of kind {kind} is not modelled: {found}"
+    if step is None or n % step or not step <= n <= 256:
+        return f"M {m} and N {n} are not a shape of cta_group::{group}"
+    if kind == "tf32" and (a_mn or b_mn):
+        return "MN-major tf32 operands are not modelled"
+    return found
 
 
 @dataclasses.dataclass
@@ -130,7 +124,9 @@ def issue_mma(
     use_group(w, group)
     if group == 2 and w.cta.rank & 1:
         raise w.fault("tmem", "an MMA of cta_group::2 is issued by the odd CTA of the pair")
-    desc = InstrDesc.decode(w, idesc, kind, group)
+    desc = instruction_descriptor(idesc, kind, group)
+    if isinstance(desc, str):
+        raise w.fault("descriptor", desc)
     cluster = w.cta.cluster
     ctas = cluster.ctas[w.cta.rank : w.cta.rank + group]
     data_index, shadow_index, cols = _d_index(w, d, desc.m // group, group, desc.n)

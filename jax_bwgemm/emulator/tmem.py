@@ -24,6 +24,7 @@ class Tmem(Waitable):
         self._shadow: Shadow | None = None
         self.allocated: dict[int, int] = {}  # first column -> columns
         self.owned = np.zeros(NUM_COLS, bool)
+        self.reserved: int | None = None  # columns that a collective allocation has given to this CTA already
         self.relinquished = False
 
     @property
@@ -51,6 +52,17 @@ class Tmem(Waitable):
                 self.allocated[start] = cols
                 return start
         return None
+
+    def reserve(self, w: Any, cols: int) -> None:
+        """Allocates for a warp of this CTA that waits at a collective allocation."""
+        self.reserved = self.allocate(w, cols)
+
+    def take(self, w: Any, cols: int) -> int | None:
+        """What was reserved, or columns that are free now."""
+        column, self.reserved = self.reserved, None
+        if column is not None and self.allocated[column] != cols:
+            raise w.fault("tmem", f"the CTAs of a pair allocate {self.allocated[column]} and {cols} columns")
+        return self.allocate(w, cols) if column is None else column
 
     def free(self, w: Any, start: int, cols: int) -> None:
         """All accesses to the columns must be known to the warp that frees them."""
@@ -87,9 +99,12 @@ class Meeting(Waitable):
         self.present: set[int] = set()
         self.generation = 0
 
-    def attend(self, rank: int) -> None:
+    def attend(self, rank: int) -> bool:
+        """True for the later of the two."""
         self.present.add(rank)
-        if len(self.present) == 2:
-            self.present = set()
-            self.generation += 1
-            self.wake()
+        if len(self.present) < 2:
+            return False
+        self.present = set()
+        self.generation += 1
+        self.wake()
+        return True

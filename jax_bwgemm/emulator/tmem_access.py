@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,15 @@ def use_group(w: Any, group: int) -> None:
         raise w.fault("tmem", "cta_group::2 requires the other CTA of the pair in the cluster")
 
 
-def _meet(w: Any, kind: str) -> int | None:
-    """Waits for the warp of the other CTA; None once both are here."""
+def _meet(w: Any, kind: str, together: Callable[[], None] | None = None) -> int | None:
+    """Waits for the warp of the other CTA; None once both are here. The later one does what happens to both at once."""
     meeting = w.cta.cluster.meetings.setdefault((kind, w.cta.rank >> 1), Meeting())
     if w.split.token is None:
         if w.cta.rank in meeting.present:
             raise w.fault("tmem", f"two warps of one CTA execute a collective {kind}")
         w.split.token = meeting.generation
-        meeting.attend(w.cta.rank)
+        if meeting.attend(w.cta.rank) and together:
+            together()
     if meeting.generation == w.split.token:
         return w.block(meeting, f"the other CTA of the pair at its {kind}")
     return None
@@ -57,9 +59,10 @@ def _alloc(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     @whole_warp
     def run(w: Any) -> int | None:
         use_group(w, group)
-        if group == 2 and (wait := _meet(w, "tcgen05.alloc")) is not None:
+        cols = w.uniform(cols_slot)
+        if group == 2 and (wait := _meet(w, "tcgen05.alloc", lambda: _reserve_pair(w, cols))) is not None:
             return wait
-        column = w.cta.tmem.allocate(w, w.uniform(cols_slot))
+        column = w.cta.tmem.take(w, cols)
         if column is None:
             return w.block(w.cta.tmem, "free TMEM columns")
         w.split.token = None
@@ -67,6 +70,13 @@ def _alloc(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         return None
 
     return Effect(run)
+
+
+def _reserve_pair(w: Any, cols: int) -> None:
+    """A collective allocation: once one CTA has its columns, MMAs may write those of the other."""
+    first = w.cta.rank & ~1
+    for cta in w.cta.cluster.ctas[first : first + 2]:
+        cta.tmem.reserve(w, cols)
 
 
 @handles("tcgen05.dealloc")

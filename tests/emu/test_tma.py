@@ -64,7 +64,7 @@ def test_swizzle_is_an_involution_within_a_line(address: int, span: int) -> None
 @settings(max_examples=20, deadline=None)
 @given(
     span=st.sampled_from([32, 64, 128]),
-    coords=st.tuples(st.integers(-80, 80), st.integers(-20, 20), st.integers(-1, 2)),
+    coords=st.tuples(st.integers(-10, 10).map(lambda c: 8 * c), st.integers(-20, 20), st.integers(-1, 2)),
     rows=st.sampled_from([8, 16, 24]),
     at=st.sampled_from([0, 128, 256, 1024 + 384]),
     seed=st.integers(0, 3),
@@ -114,14 +114,15 @@ def test_ranks(rank: int) -> None:
 STORE = """
 shl.b32 %r20, %r1, 4; add.s32 %r21, %r10, %r20; st.shared.v4.b32 [%r21+1024], {%r1, %r1, %r1, %r1};
 st.shared.v4.b32 [%r21+1536], {%r1, %r1, %r1, %r1}; FENCE
-cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d3, {48, -2}], [%r10+1024];
+cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d3, {48, 2}], [%r10+1024];
 COMMIT DRAIN
 """
 
 
-def run_store(fence: str, commit: str, drain: str) -> np.ndarray:
+def run_store(fence: str, commit: str, drain: str, coords: str = "{48, 2}") -> np.ndarray:
     target = np.full((6, 56), 7, np.uint16)
-    body = START.format(bytes=0) + STORE.replace("FENCE", fence).replace("COMMIT", commit).replace("DRAIN", drain)
+    store = STORE.replace("{48, 2}", coords).replace("FENCE", fence)
+    body = START.format(bytes=0) + store.replace("COMMIT", commit).replace("DRAIN", drain)
 
     def maps(addresses: tuple[int, ...]) -> list[TensorMap]:
         return [TensorMap(addresses[1], (56, 6), (112,), (16, 8), "u16", 0, "t")]
@@ -138,11 +139,16 @@ FENCE, COMMIT, DRAIN = (
 
 
 def test_store_clips() -> None:
-    """Only rows 0..5 and columns 48..55 are inside; 8 elements a lane of 4 words."""
+    """Only rows 2..5 and columns 48..55 are inside; 8 elements a lane of 4 words."""
     target = run_store(FENCE, COMMIT, DRAIN)
-    assert (target[:, :48] == 7).all()
-    lanes = np.arange(2, 8)[:, None] * 2 + np.zeros(8, int)
-    assert (target[:, 48:] == np.where(np.arange(8) % 2 == 0, lanes, 0)).all()
+    assert (target[:, :48] == 7).all() and (target[:2] == 7).all()
+    lanes = np.arange(4)[:, None] * 2 + np.zeros(8, int)
+    assert (target[2:, 48:] == np.where(np.arange(8) % 2 == 0, lanes, 0)).all()
+
+
+def test_store_at_negative_coordinates() -> None:
+    with pytest.raises(Fault, match="coordinates of 0 and up"):
+        run_store(FENCE, COMMIT, DRAIN, "{48, -2}")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +178,7 @@ def test_load_rules() -> None:
     assert load_rule(load + copy_out(1024, 512)) == "read-before-completion"
     assert load_rule(load) == "exit-in-flight"
     assert load_rule(load.replace("1024", "1040")) == "misaligned"
+    assert load_rule(load.replace("{0, 0}", "{4, 0}")) == "misaligned"
     assert load_rule(load.replace("1024", "65536")) == "out-of-bounds"
     assert load_rule(load.replace("+1024", "")) == "barrier-misuse"
     assert load_rule(load.replace("@%p1 cp", "cp")) == "multiple-issue"

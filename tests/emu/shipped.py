@@ -1,0 +1,56 @@
+"""The kernels that ship: PTX and launch facts from the artifact directories, as a launcher finds them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+
+from jax_bwgemm import artifacts
+from jax_bwgemm.emulator import parse
+from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.kernels.catalog import catalogue
+from jax_bwgemm.variant import Variant
+from tests.emu.matmul import Facts
+
+
+def variants(target: str) -> list[Variant]:
+    """The catalogue of one target."""
+    return catalogue((target,))
+
+
+def why_missing(variant: Variant) -> str | None:
+    """One sentence if the variant was not built."""
+    found = artifacts.find(variant)
+    return found if isinstance(found, str) else None
+
+
+@functools.cache
+def ptx(name: str) -> str:
+    """The text of a built variant."""
+    paths = [directory / f"{name}.ptx.gz" for directory in artifacts.artifact_dirs()]
+    return gzip.decompress(next(path for path in paths if path.exists()).read_bytes()).decode()
+
+
+@functools.cache
+def module(name: str) -> Module:
+    return parse(ptx(name))
+
+
+def facts(variant: Variant) -> Facts:
+    """What the manifest says of a built variant."""
+    entry = artifacts.find(variant)
+    assert not isinstance(entry, str), entry
+    tile = variant.tile
+    return Facts(
+        tuple((param.kind, param.size) for param in entry.params),
+        entry.num_threads,
+        entry.smem_bytes,
+        {operand: (tma.box, tma.swizzle_bytes) for operand, tma in entry.tma.items()},
+        (tile.cluster_m, tile.cluster_n, 1),
+        tile.cta_m,
+        tile.mma_n,
+        variant.a_major,
+        variant.b_major,
+        variant.out_dtype,
+        entry.entry,
+    )
