@@ -26,7 +26,7 @@ build: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build
 
 test: $(VENV)/test.stamp build
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

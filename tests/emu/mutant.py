@@ -1,0 +1,44 @@
+"""What a mutant is: a rule that breaks one thing in shipped kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
+from tests.emu.edits import At, Edit, change, number, operand
+
+
+def _variant(target: str, tile: Tile) -> Variant:
+    return Variant(target, "bfloat16", "bfloat16", "bfloat16", "k", "n", tile)
+
+
+KERNELS = {
+    "pair": _variant("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2)),
+    "single": _variant("sm_100a", Tile(128, 128)),
+    "hopper": _variant("sm_90a", Tile(128, 128, cluster_m=2)),
+}
+PAIR, SINGLE, HOPPER = ("pair",), ("single",), ("hopper",)
+BLACKWELL, CLUSTERS, ALL = PAIR + SINGLE, PAIR + HOPPER, PAIR + SINGLE + HOPPER
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """`edit` makes `name` true of each of the kernels."""
+
+    name: str
+    kernels: tuple[str, ...]
+    edit: Edit
+
+
+def no_wait(at: At) -> Edit:
+    return change(at, r"mbarrier[^;]*;", "mov.pred P1, -1;")
+
+
+def other_parity(at: At) -> Edit:
+    return operand(at, r"\], (%?\w+),", "xor.b32 {}, 1")
+
+
+def bits(at: At, mask: int) -> Edit:
+    """Flips bits of a constant."""
+    return number(at, lambda value: value ^ mask)

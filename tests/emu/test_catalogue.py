@@ -1,0 +1,122 @@
+"""The shipped catalogue, executed: every sm_100a kernel on an even and an odd shape under five schedules.
+
+sm_103a kernels are the same PTX; sm_90a, which also runs on hardware, is sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+import pytest
+
+from jax_bwgemm.emulator import Schedule
+from jax_bwgemm.variant import Variant
+from tests.cases import Case, check
+from tests.emu.matmul import run_matmul
+from tests.emu.mutant import KERNELS
+from tests.emu.shipped import facts, module, ptx, variants, why_missing
+
+BLACKWELL = variants("sm_100a")
+
+
+def hopper_sample() -> list[Variant]:
+    """Each tile, majors and dtypes in turn; then each epilogue once."""
+    plain = [v for v in variants("sm_90a") if v.epilogue == "identity"]
+    tiles = list(dict.fromkeys(v.tile for v in plain))
+    of_tile = [[v for v in plain if v.tile == tile] for tile in tiles]
+    fused = {v.epilogue: v for v in variants("sm_90a") if v.epilogue != "identity"}
+    return [own[5 * i % len(own)] for i, own in enumerate(of_tile)] + list(fused.values())
+
+
+def even(variant: Variant) -> Case:
+    """Two whole cluster tiles; with four steps of k each they fill the load pipeline more than once."""
+    tile = variant.tile
+    return _case(variant, tile.cluster_m * tile.cta_m, 2 * tile.cluster_n * tile.mma_n, 4 * tile.k_tile)
+
+
+def odd(variant: Variant) -> Case:
+    """Rests along m, n and k; two matrices that share an operand; 4 tiles turn both accumulators over."""
+    tile = variant.tile
+    m = tile.cluster_m * tile.cta_m - (7 if variant.a_major == "k" else 8)
+    case = _case(variant, m, tile.cluster_n * tile.mma_n + 8, 2 * tile.k_tile + 8)
+    shares_a = variant.b_major == "k"
+    return dataclasses.replace(case, batch=2, a_batch=1 + (not shares_a), b_batch=1 + shares_a)
+
+
+def _case(variant: Variant, m: int, n: int, k: int) -> Case:
+    return Case(
+        m,
+        n,
+        k,
+        dtype=variant.a_dtype,
+        out_dtype=variant.out_dtype,
+        a_major=variant.a_major,
+        b_major=variant.b_major,
+        alpha=-0.75 if "scale" in variant.epilogue else 1.0,
+        has_bias="bias" in variant.epilogue,
+        activation="relu" if "relu" in variant.epilogue else None,
+    )
+
+
+def run_schedules(variant: Variant, case: Case) -> None:
+    """All five schedules, from a seed of the variant's own; every other one on a single cluster."""
+    if reason := why_missing(variant):
+        pytest.skip(reason)
+    seed = zlib.crc32(variant.name.encode()) % 1000 + 1
+    a, b, bias = case.inputs(seed)
+    want = case.reference(a, b, bias)
+    for i, schedule in enumerate(Schedule.standard(seed)):
+        out, _ = run_matmul(
+            module(variant.name),
+            facts(variant),
+            a,
+            b,
+            case.alpha,
+            bias,
+            max_clusters=(1, None)[i % 2],
+            raster_group=1 + i % 2,
+            raster_along_n=i // 2 % 2,
+            schedule=schedule,
+            strict_tmem_wait=True,
+        )
+        check(out, want, case.out_dtype)
+
+
+def test_the_catalogue_is_built() -> None:
+    assert [v.name for target in ("sm_90a", "sm_100a", "sm_103a") for v in variants(target) if why_missing(v)] == []
+
+
+@pytest.mark.parametrize("shape", [even, odd])
+@pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
+def test_blackwell(variant: Variant, shape: object) -> None:
+    run_schedules(variant, shape(variant))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("variant", KERNELS.values(), ids=lambda variant: variant.name)
+def test_many_orders(variant: Variant) -> None:
+    """Twenty random orders of warps and completions; each CTA of a pair lags behind the other in some."""
+    if reason := why_missing(variant):
+        pytest.skip(reason)
+    tile = variant.tile
+    case = _case(variant, tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n, tile.k_tile)
+    a, b, _ = case.inputs(seed=1)
+    want = case.reference(a, b, None)
+    for seed in range(1, 21):
+        schedule = Schedule.standard(seed)[4]
+        out, _ = run_matmul(module(variant.name), facts(variant), a, b, schedule=schedule, strict_tmem_wait=True)
+        check(out, want, case.out_dtype)
+
+
+@pytest.mark.parametrize("variant", hopper_sample(), ids=lambda variant: variant.name)
+def test_hopper(variant: Variant) -> None:
+    run_schedules(variant, odd(variant))
+
+
+@pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
+def test_sm103_kernels_are_the_sm100_kernels(variant: Variant) -> None:
+    """But for the target line and the names that hold it."""
+    twin = dataclasses.replace(variant, target="sm_103a")
+    if reason := why_missing(variant) or why_missing(twin):
+        pytest.skip(reason)
+    assert ptx(twin.name).replace("sm_103a", "sm_100a") == ptx(variant.name)
