@@ -78,6 +78,7 @@ class Entry:
     registers: int
     spill_bytes: int
     sass: dict[str, int]
+    ptxas: str
     cubin_sha256: str
     source_sha256: str
 

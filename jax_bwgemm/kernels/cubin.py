@@ -8,10 +8,12 @@ three targets and on the parameters of 21.
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 from collections.abc import Iterator
 
 _BYTE_PAYLOADS = (1, 2, 3)  # EIFMT_NVAL, BVAL, HVAL: two bytes of value and no more; 4 (SVAL) is a size and a payload
+_PTXAS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")  # in every cubin's .note.nv.tkinfo
 _EIATTR_REQNTID = 0x10
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_KPARAM_INFO = 0x17
@@ -28,6 +30,7 @@ class Facts:
     num_threads: int
     params: tuple[tuple[int, int], ...]
     text: bytes
+    ptxas: str
 
 
 def read_cubin(cubin: bytes) -> Facts:
@@ -57,6 +60,7 @@ def _read(cubin: bytes) -> Facts:
         num_threads=_threads(own),
         params=_params(own),
         text=sections[f".text.{entry}"],
+        ptxas=version[1].decode() if (version := _PTXAS.search(cubin)) else "",
     )
 
 

@@ -85,6 +85,7 @@ def _entry(variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str,
         registers=facts.registers,
         spill_bytes=facts.stack_bytes,
         sass=counts,
+        ptxas=facts.ptxas,
         cubin_sha256=hashlib.sha256(compiled.cubin).hexdigest(),
         source_sha256=source_sha256,
     )

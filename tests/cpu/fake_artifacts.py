@@ -48,6 +48,7 @@ def fake_entry(variant: Variant) -> Entry:
         registers=168,
         spill_bytes=0,
         sass={"HGMMA": 8},
+        ptxas="12.9.83",
         cubin_sha256=hashlib.sha256(variant.name.encode()).hexdigest(),
         source_sha256="0" * 64,
     )

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ class FakeCompiled:
 
 
 # On sm_90 a cubin's parameters start 48 bytes into their constant bank.
-FACTS = Facts("gemm_0", 168, 0, 384, ((48, 128), (176, 4), (184, 8)), b"")
+FACTS = Facts("gemm_0", 168, 0, 384, ((48, 128), (176, 4), (184, 8)), b"", "12.9.83")
 
 
 def refuse(
@@ -280,6 +281,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     assert entry.params == (Param("tma_a", 0, 128), Param("m", 128, 4), Param("bias", 136, 8))
     assert entry.param_bytes == 144
     assert entry.tma["a"] == TmaFacts((64, 128, 1), 128)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", entry.ptxas)
     assert entry.sass["UTMALDG"] == 2 and entry.sass["UTMALDG.MULTICAST"] == 1
 
 
