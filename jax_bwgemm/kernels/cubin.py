@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 _BYTE_PAYLOADS = (1, 2, 3)  # EIFMT_NVAL, BVAL, HVAL: two bytes of value and no more; 4 (SVAL) is a size and a payload
-_PTXAS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")  # in every cubin's .note.nv.tkinfo
+_PTXAS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")  # .note.nv.tkinfo; sm_90a has none
 _EIATTR_REQNTID = 0x10
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_KPARAM_INFO = 0x17
