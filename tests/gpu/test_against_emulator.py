@@ -29,17 +29,10 @@ SHAPE = (200, 264, 136)  # m, n, k: no multiple of any tile, several tiles of mo
 
 
 def chosen() -> list[Variant]:
-    """Every tile in all majors; f16, float32 results and the fused kinds in one."""
+    """The whole catalogue of the target, where this GPU is a Hopper."""
     if not isinstance(ARCH, Arch) or ARCH.target != "sm_90a":
         return []
-    return [v for v in variants("sm_90a") if _is_chosen(v) and not why_missing(v)]
-
-
-def _is_chosen(v: Variant) -> bool:
-    kind = (v.a_dtype, v.out_dtype, v.a_major + v.b_major)
-    if v.epilogue != "identity":
-        return kind == ("bfloat16", "bfloat16", "kn")
-    return kind[:2] == ("bfloat16", "bfloat16") or kind in (("float16", "float16", "mn"), ("bfloat16", "float32", "kk"))
+    return [v for v in variants("sm_90a") if not why_missing(v)]
 
 
 VARIANTS = chosen()
