@@ -16,10 +16,17 @@ _LAYOUT_SM100 = {0: 0, 2: 128, 4: 64, 6: 32}
 
 
 def operand_chunks(
-    w: Any, cta: Any, descriptor: int, rows: int, element_bytes: int, mn_major: bool, sm100: bool
+    w: Any,
+    cta: Any,
+    descriptor: int,
+    rows: int,
+    element_bytes: int,
+    mn_major: bool,
+    sm100: bool,
+    k_bytes: int = K_BYTES,
 ) -> np.ndarray:
     """Chunk numbers of `rows` x 32 bytes: (rows, 2) if K-major, (k, chunks of rows) if MN-major."""
-    chunks, end = _operand(descriptor, rows, element_bytes, mn_major, sm100)
+    chunks, end = _operand(descriptor, rows, element_bytes, mn_major, sm100, k_bytes)
     if isinstance(chunks, str):
         raise w.fault("descriptor", f"descriptor {descriptor:#x}: {chunks}")
     if end > cta.limit:
@@ -31,7 +38,7 @@ def operand_chunks(
 
 @functools.lru_cache(maxsize=4096)
 def _operand(
-    descriptor: int, rows: int, element_bytes: int, mn_major: bool, sm100: bool
+    descriptor: int, rows: int, element_bytes: int, mn_major: bool, sm100: bool, k_bytes: int
 ) -> tuple[np.ndarray | str, int]:
     """The chunks, or what is wrong with the descriptor, and the byte after the last chunk."""
     start = (descriptor & 0x3FFF) << 4
@@ -44,15 +51,17 @@ def _operand(
     if span is None:
         return "unknown layout", 0
     low = start % 1024
-    chunks = _chunks(low, lbo, sbo, span, rows, element_bytes, mn_major) + (start - low) // 16
+    chunks = _chunks(low, lbo, sbo, span, rows, element_bytes, mn_major, k_bytes) + (start - low) // 16
     return chunks, int(chunks.max()) * 16 + 16
 
 
 @functools.lru_cache(maxsize=4096)
-def _chunks(start: int, lbo: int, sbo: int, span: int, rows: int, element_bytes: int, mn_major: bool) -> np.ndarray:
+def _chunks(
+    start: int, lbo: int, sbo: int, span: int, rows: int, element_bytes: int, mn_major: bool, k_bytes: int
+) -> np.ndarray:
     """The PTX ISA's canonical layouts, with offsets in bytes from a start below 1024."""
     if mn_major:
-        k = np.arange(K_BYTES // element_bytes)[:, None]
+        k = np.arange(k_bytes // element_bytes)[:, None]
         b = np.arange(0, rows * element_bytes, 16)[None, :]
         if span:
             offset = b % span + b // span * lbo + k % 8 * span + k // 8 * sbo
@@ -60,7 +69,7 @@ def _chunks(start: int, lbo: int, sbo: int, span: int, rows: int, element_bytes:
             offset = b // 16 * sbo + k % 8 * 16 + k // 8 * lbo
     else:
         r = np.arange(rows)[:, None]
-        half = np.arange(2)[None, :]
+        half = np.arange(k_bytes // 16)[None, :]
         row, step = (span, 16) if span else (16, lbo)
         offset = r % 8 * row + r // 8 * sbo + half * step
     found: np.ndarray = swizzled(start + offset, span) // 16

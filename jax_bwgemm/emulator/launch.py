@@ -20,6 +20,7 @@ from jax_bwgemm.emulator import (
     memory,
     moves,
     tcgen05,
+    tcgen05_copy,
     tma,
     tmem_access,
     wgmma,
@@ -44,6 +45,7 @@ HANDLER_MODULES = (
     memory,
     moves,
     tcgen05,
+    tcgen05_copy,
     tma,
     tmem_access,
     wgmma,
@@ -105,7 +107,7 @@ class Machine:
         self.map_bytes: dict[int, tuple[bytes, str]] = {}
         self.views: dict[int, np.ndarray] = {}
         self.cta_group: int | None = None
-        self.written: dict[tuple[str, tuple[int, ...]], Dim] = {}
+        self.written: dict[tuple[str, tuple[int, ...]], tuple[Dim | None, str]] = {}  # by whom, and how
 
     def tensor_map(self, offset: int, w: Any) -> tuple[TensorMap, np.ndarray]:
         """The map in the parameter at `offset`, and the tensor."""
@@ -117,10 +119,20 @@ class Machine:
             self.views[offset] = self.maps[offset].view(self.memory)
         return self.maps[offset], self.views[offset]
 
-    def note_global_write(self, tensor_map: TensorMap, coords: tuple[int, ...], cluster: Cluster, w: Any) -> None:
-        """Two clusters must not store the same box: nothing orders them."""
-        if self.written.setdefault((tensor_map.name, coords), cluster.base) != cluster.base:
-            raise w.fault("race", f"two clusters store box {coords} of `{tensor_map.name}`")
+    def note_global_write(
+        self, tensor_map: TensorMap, coords: tuple[int, ...], cluster: Cluster, w: Any, operation: str = "store"
+    ) -> None:
+        """Two clusters must not store the same box: nothing orders them. They may both reduce it in the same way."""
+        key = tensor_map.name, coords
+        owner, before = self.written.get(key, (cluster.base, operation))
+        together = operation == before and operation not in ("store", "mixed")
+        if owner != cluster.base and not together:
+            how = "store" if operation == before == "store" else "store or differently reduce"
+            raise w.fault("race", f"two clusters {how} box {coords} of `{tensor_map.name}`")
+        self.written[key] = (
+            cluster.base if owner == cluster.base else None,
+            operation if operation == before else "mixed",
+        )
 
 
 def run(

@@ -45,7 +45,9 @@ class Warp:
         self.mmas: list[Any] = []  # tcgen05 operations not yet known done
         self.wgmma: Any = None
         self.unwaited_load: Where | None = None  # the last tcgen05.ld, until tcgen05.wait::ld
-        self.mma_ops = 0  # bits of all tcgen05 MMAs issued
+        self.unwaited_store: Where | None = None  # the last tcgen05.st, until tcgen05.wait::st
+        self.mma_ops = 0  # bits of all tcgen05 MMAs and copies issued
+        self.tmem_copies = 0  # bits of the copies
         self.cluster_generation: int | None = None  # of the barrier.cluster.arrive not yet waited for
 
     # what an effect asks about its lanes
@@ -125,7 +127,9 @@ class Warp:
         return BLOCK
 
     def check_tmem_wait(self) -> None:
-        """Before a release: reads of TMEM must have been waited for, where that is demanded."""
+        """Before a release: stores to TMEM must have been waited for, and loads where that is demanded."""
+        if self.unwaited_store is not None:
+            raise self.fault("missing-tmem-wait", f"no tcgen05.wait::st since the store at {self.unwaited_store}")
         if self.unwaited_load is not None and self.cta.cluster.machine.strict_tmem_wait:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::ld since the load at {self.unwaited_load}")
 

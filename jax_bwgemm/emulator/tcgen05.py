@@ -19,6 +19,7 @@ from jax_bwgemm.emulator.tmem import LANE_GRANULE
 from jax_bwgemm.emulator.tmem_access import CTA_GROUPS, cta_group, use_group
 
 _TYPES = {"f16": {0: "f16", 1: "bf16"}, "tf32": {2: "tf32"}, "f8f6f4": {0: "e4m3", 1: "e5m2"}, "i8": {0: "u8", 1: "s8"}}
+COPY = ("cp",)  # among the keys of a thread's operations in flight: a copy to TMEM
 _ACCUMULATORS = {"f16": (0, 1), "tf32": (1,), "f8f6f4": (0, 1), "i8": (2,)}
 
 
@@ -140,10 +141,12 @@ def issue_mma(
         rows_b = operand_chunks(w, cta, b, desc.n // group, ELEMENT_BYTES[desc.b], desc.b_mn, True)
         parts.append(_Part(cta, rows_a, rows_b, data_index))
     op = cluster.new_op(w, "mma", lambda: _finish(desc, parts, accumulate), set(ctas))
+    op.clock.ops |= w.tmem_copies  # an MMA runs after the copies that its thread has issued
     key = ("mma", w.gid, d, kind, desc.m, desc.n)
     _note(w, op, parts, shadow_index, accumulate, key)
     cluster.machine.counters.mmas += 1
     before = [earlier for earlier_key, earlier in w.mmas if earlier_key == key][-1:]
+    before += [earlier for earlier_key, earlier in w.mmas if earlier_key == COPY]
     w.mmas = [pair for pair in w.mmas if not pair[1].done]
     w.mmas.append((key, op))
     w.mma_ops = w.mma_ops | 1 << op.bit
@@ -204,7 +207,8 @@ def _accumulate(data: np.ndarray, index: tuple[Any, ...], product: np.ndarray, d
 
 @handles("tcgen05.commit")
 def _commit(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    """When all MMAs that this thread has issued are complete: one arrival on the barrier, of each CTA of the mask."""
+    """When all MMAs and copies that this thread has issued are complete: one arrival on the barrier, of each CTA of
+    the mask."""
     d.only(mods, *CTA_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64")
     group, multicast = cta_group(d, mods), "multicast::cluster" in mods
     d.arity(1 + multicast)

@@ -132,11 +132,14 @@ class TensorMap:
             box[parts[1]] = to_tf32(tensor[parts[0]]) if self.element == "tf32" else tensor[parts[0]]
         return box.reshape(-1).view(np.complex128)
 
-    def store(self, tensor: np.ndarray, coords: tuple[int, ...], chunks: np.ndarray) -> None:
-        """Writes the inside elements of a box."""
+    def store(
+        self, tensor: np.ndarray, coords: tuple[int, ...], chunks: np.ndarray, combine: Any = lambda old, new: new
+    ) -> None:
+        """Writes the inside elements of a box; `combine` makes them of what is there and what comes."""
         parts = self.overlap(coords)
         if parts is not None:
-            tensor[parts[0]] = np.ascontiguousarray(chunks).view(tensor.dtype).reshape(self.box[::-1])[parts[1]]
+            new = np.ascontiguousarray(chunks).view(tensor.dtype).reshape(self.box[::-1])[parts[1]]
+            tensor[parts[0]] = combine(np.ascontiguousarray(tensor[parts[0]]), np.ascontiguousarray(new))
 
 
 def to_tf32(words: np.ndarray) -> np.ndarray:

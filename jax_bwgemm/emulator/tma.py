@@ -1,4 +1,4 @@
-"""The TMA engine: cp.async.bulk.tensor loads and stores, bulk groups.
+"""The TMA engine: cp.async.bulk.tensor loads and stores, reductions into global memory, bulk groups.
 
 Boxes, swizzles, what lies outside, multicast and the bytes on mbarriers agree with an H200 (driver 580, 2026-11).
 """
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.emulator.decode import PARAM_BASE, Decoder, Effect, handles
+from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.mbarrier import MBarrier, barrier_in, check_async_init, complete_async
 from jax_bwgemm.emulator.memory import address_slot
+from jax_bwgemm.emulator.reductions import OPERATIONS, NotModelled, reduction
 from jax_bwgemm.emulator.syntax import Imm, Instr
 from jax_bwgemm.emulator.tensormap import TensorMap, box_chunks
 from jax_bwgemm.emulator.values import signed
@@ -166,11 +168,46 @@ def _store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     """`[map, {coords}], [src]{, cache hint}`. A whole warp may issue it: equal copies count once (ptxas 13.0
     makes one UTMASTG of them, though of a reduction it makes a loop over the lanes)."""
     d.only(mods, *_RANKS, "global", "shared::cta", "tile", "bulk_group", "L2::cache_hint")
+    return _outward(d, instr, mods, "store")
+
+
+@handles("cp.reduce.async.bulk.tensor")
+def _reduce(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    """`[map, {coords}], [src]{, cache hint}`: each element inside is combined with what is there. The map names the
+    type; other pairs of operation and type than the PTX ISA's are refused."""
+    d.only(mods, *_RANKS, *OPERATIONS, "global", "shared::cta", "tile", "bulk_group", "L2::cache_hint")
+    named = [m for m in mods if m in OPERATIONS]
+    if len(named) != 1 or "bulk_group" not in mods:
+        raise d.unsupported("requires one reduction operation and .bulk_group")
+    return _outward(d, instr, mods, named[0])
+
+
+def _combine(w: Any, tensor_map: TensorMap, operation: str) -> Any:
+    """What makes an element of the old and the new one."""
+    where = w.where()
+    if len(w.active) != 1:
+        raise w.fault("multiple-issue", f"{len(w.active)} lanes issue one TMA reduction each: elect one")
+    found = reduction(operation, tensor_map.element)
+    if found is None:
+        raise w.fault("tensor-map", f"there is no .{operation} of {tensor_map.element} (`{tensor_map.name}`)")
+
+    def combine(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        try:
+            return found(old, new)
+        except NotModelled as error:
+            raise Fault("tensor-map", f"{error} is not modelled (`{tensor_map.name}`)", where) from None
+
+    return combine
+
+
+def _outward(d: Decoder, instr: Instr, mods: list[str], operation: str) -> Effect:
+    """A box on its way from shared to global memory."""
     d.arity(2 + ("L2::cache_hint" in mods))
     box = _box(d, instr, mods, 0, 1)
 
     def run(w: Any) -> None:
         tensor_map, view, coords, address = box.resolve(w)
+        how = () if operation == "store" else (_combine(w, tensor_map, operation),)
         if min(coords) < 0:  # CUDA_ERROR_ILLEGAL_INSTRUCTION on an H200; loads may
             raise w.fault("out-of-bounds", f"a tensor store requires coordinates of 0 and up, got {coords}")
         cluster, tracker = w.cta.cluster, w.cta.cluster.tracker
@@ -180,12 +217,12 @@ def _store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         chunks, granules = _place(w, cta, offset, tensor_map)
 
         def finish() -> None:
-            tensor_map.store(view, coords, cta.chunks[chunks])
+            tensor_map.store(view, coords, cta.chunks[chunks], *how)
 
         op = cluster.new_op(w, "store", finish, {cta}, tensor_map.name)
         number = tracker.event(w.gid, 0, op.bit, op.where)
         tracker.read(cta.shadow, granules, number, op.clock, ("bulk", w.gid), True)
-        cluster.machine.note_global_write(tensor_map, coords, cluster, w)
+        cluster.machine.note_global_write(tensor_map, coords, cluster, w, operation)
         cluster.machine.counters.tma_store(w.cta.rank_in_grid, tensor_map)
         w.bulk_open.append(op)
         cluster.engine.issue(op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
 from jax_bwgemm.emulator.memory import address_slot, shared_store
 from jax_bwgemm.emulator.races import KNOWN
-from jax_bwgemm.emulator.syntax import Instr
-from jax_bwgemm.emulator.tmem import LANE_GRANULE, Meeting
+from jax_bwgemm.emulator.syntax import Imm, Instr
+from jax_bwgemm.emulator.tmem import LANE_GRANULE, NUM_COLS, Meeting
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -121,18 +122,23 @@ class _Shape:
 
 _SHAPES = {
     "32x32b": _Shape(32, 1, 1),
+    "16x32bx2": _Shape(16, 1, 1),  # twice: threads 16..31 start as many columns further as an immediate says
     "16x64b": _Shape(16, 2, 1),
     "16x128b": _Shape(16, 4, 2),
     "16x256b": _Shape(16, 8, 4),
 }
+_REPEATS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
-    """(registers, threads) -> lane and column, relative to the address."""
+    """(registers, threads) -> lane and column, relative to the address (PTX ISA, matrix fragments of the data movement
+    shapes; CUTLASS copy_traits_sm100.hpp states them as layouts)."""
     t, j = np.arange(32)[None, :], np.arange(_SHAPES[shape].registers * repeat)[:, None]
     zero = np.zeros_like(t + j)
     if shape == "32x32b":
         return t + zero, j + zero
+    if shape == "16x32bx2":
+        return t % 16 + zero, j + zero
     if shape == "16x64b":
         return t // 4 + 8 * (t % 2) + zero, 2 * j + (t // 2) % 2 + zero
     if shape == "16x128b":
@@ -140,54 +146,87 @@ def _fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
     return t // 4 + 8 * (j % 4 // 2) + zero, 8 * (j // 4) + 2 * (t % 4) + j % 2 + zero
 
 
-def _tmem_access(d: Decoder, mods: list[str], regs: int) -> tuple[str, int]:
+@dataclasses.dataclass(frozen=True)
+class _Access:
+    """A decoded tcgen05.ld or .st. `split`: columns from the first half's to the second half's, of .16x32bx2."""
+
+    shape: str
+    repeat: int
+    packed: bool
+    split: int
+    slot: int
+    offset: int
+
+    @functools.cached_property
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """(registers, threads) -> lane and column of the register's cell, if packed of the first of its two cells."""
+        lanes, columns = _fragment(self.shape, self.repeat)
+        return lanes, columns * (2 if self.packed else 1) + self.split * (np.arange(32) >= 16)
+
+    @property
+    def columns(self) -> int:
+        """That one half spans."""
+        return _SHAPES[self.shape].columns * self.repeat * (2 if self.packed else 1)
+
+    def place(self, w: Any) -> tuple[int, int, list[tuple[Any, ...]]]:
+        """Lane and column of the address, and the shadows of what is touched. A warp reaches its quarter of the
+        lanes."""
+        address = w.uniform(self.slot) + self.offset
+        lane, column, count = address >> 16, address & 0xFFFF, _SHAPES[self.shape].lanes
+        if lane // 32 != w.index % 4 or lane % count:
+            raise w.fault(
+                "tmem",
+                f"warp {w.index} accesses lanes {lane}..{lane + count - 1}; it may reach "
+                f"{32 * (w.index % 4)}..{32 * (w.index % 4) + 31}",
+            )
+        groups = slice(lane // LANE_GRANULE, (lane + count) // LANE_GRANULE)
+        starts = {column, column + self.split}
+        for start in starts:
+            w.cta.tmem.check(w, start, self.columns)
+        return lane, column, [(groups, slice(start, start + self.columns)) for start in sorted(starts)]
+
+
+def _tmem_access(d: Decoder, instr: Instr, mods: list[str], pack: str, address: int, data: int) -> _Access:
+    """`address`, `data`: which operand they are, of two; .16x32bx2 has an immediate behind the address."""
     shape = next((m for m in mods if m in _SHAPES), None)
     repeat = next((int(m[1:]) for m in mods if m[0] == "x" and m[1:].isdigit()), 0)
-    d.only(mods, *_SHAPES, "sync", "aligned", f"x{repeat}", "b32", "pack::16b", "unpack::16b")
-    if shape is None or shape == "16x64b":
-        raise d.unsupported("requires .32x32b, .16x128b or .16x256b")
-    if regs != _SHAPES[shape].registers * repeat:
-        raise d.unsupported(f"requires {_SHAPES[shape].registers * repeat} registers, got {regs}")
-    return shape, repeat
-
-
-def _place(w: Any, address: int, shape: str, columns: int) -> tuple[int, int, tuple[Any, ...]]:
-    """Lane and column of an address, and the shadow of what is touched. A warp reaches its quarter of the lanes."""
-    lane, column = address >> 16, address & 0xFFFF
-    count = _SHAPES[shape].lanes
-    if lane // 32 != w.index % 4 or lane % count:
-        raise w.fault(
-            "tmem",
-            f"warp {w.index} accesses lanes {lane}..{lane + count - 1}; it may reach "
-            f"{32 * (w.index % 4)}..{32 * (w.index % 4) + 31}",
-        )
-    w.cta.tmem.check(w, column, columns)
-    groups = slice(lane // LANE_GRANULE, (lane + count) // LANE_GRANULE)
-    return lane, column, (groups, slice(column, column + columns))
+    d.only(mods, *_SHAPES, "sync", "aligned", f"x{repeat}", "b32", pack)
+    if shape is None:
+        raise d.unsupported(f"requires one of .{', .'.join(_SHAPES)}")
+    halves = shape == "16x32bx2"
+    d.arity(2 + halves)
+    if not halves:
+        split = 0
+    elif isinstance(number := instr.operands[2 if address else 1], Imm) and 0 <= number.value < NUM_COLS:
+        split = number.value
+    else:
+        raise d.unsupported(f"requires the second half's columns as a number of 0..{NUM_COLS - 1}")
+    regs, count = len(d.items(instr.operands[data])), _SHAPES[shape].registers * repeat
+    if repeat not in _REPEATS or count > 128 or regs != count:
+        raise d.unsupported(f"requires .x1 to .x128 and at most 128 registers, {count} for .x{repeat}, got {regs}")
+    slot, offset = address_slot(d, instr.operands[address], 32)
+    return _Access(shape, repeat, pack in mods, split, slot, offset)
 
 
 @handles("tcgen05.ld")
 def _tmem_load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    d.arity(2)
+    access = _tmem_access(d, instr, mods, "pack::16b", 1, 0)
     dests = [d.dest(o) for o in d.items(instr.operands[0])]
-    shape, repeat = _tmem_access(d, mods, len(dests))
-    slot, offset = address_slot(d, instr.operands[1], 32)
-    pack = 2 if "pack::16b" in mods else 1
-    columns = _SHAPES[shape].columns * repeat * pack
-    lanes, cols = _fragment(shape, repeat)
+    lanes, cols = access.cells
 
     @whole_warp
     def run(w: Any) -> int | None:
-        lane, column, touched = _place(w, w.uniform(slot) + offset, shape, columns)
+        lane, column, touched = access.place(w)
         tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
         if tracker.enabled:
             number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
-            tracker.read(tmem.shadow, touched, number, w.clock, w.gid, False)
-        if pack == 1:
-            values = tmem.data[lane + lanes, column + cols]
-        else:
-            low, high = (tmem.data[lane + lanes, column + 2 * cols + i] & np.uint32(0xFFFF) for i in (0, 1))
+            for part in touched:
+                tracker.read(tmem.shadow, part, number, w.clock, w.gid, False)
+        if access.packed:
+            low, high = (tmem.data[lane + lanes, column + cols + i] & np.uint32(0xFFFF) for i in (0, 1))
             values = low | high << np.uint32(16)
+        else:
+            values = tmem.data[lane + lanes, column + cols]
         regs = w.regs
         for dest, value in zip(dests, values, strict=True):
             regs[dest] = value
@@ -199,22 +238,30 @@ def _tmem_load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
 @handles("tcgen05.st")
 def _tmem_store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    d.arity(2)
-    sources = [d.src(o, 32) for o in d.items(instr.operands[1])]
-    shape, repeat = _tmem_access(d, mods, len(sources))
-    d.only([m for m in mods if m == "unpack::16b"])
-    slot, offset = address_slot(d, instr.operands[0], 32)
-    columns = _SHAPES[shape].columns * repeat
-    lanes, cols = _fragment(shape, repeat)
+    """With .unpack::16b the two halves go to the low halves of two neighbouring cells. What the high halves then hold
+    the ISA does not say: all ones here."""
+    halves = "16x32bx2" in mods
+    access = _tmem_access(d, instr, mods, "unpack::16b", 0, 1 + halves)
+    if halves and access.split < access.columns:
+        raise d.unsupported("two halves that overlap are not modelled")
+    sources = [d.src(o, 32) for o in d.items(instr.operands[1 + halves])]
+    lanes, cols = access.cells
 
     @whole_warp
     def run(w: Any) -> int | None:
-        lane, column, touched = _place(w, w.uniform(slot) + offset, shape, columns)
+        lane, column, touched = access.place(w)
         tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
         number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
-        tracker.write(tmem.shadow, touched, number, w.clock, False)
+        for part in touched:
+            tracker.write(tmem.shadow, part, number, w.clock, False)
         for j, source in enumerate(sources):
-            tmem.data[lane + lanes[j], column + cols[j]] = w.value(source)
+            value = w.value(source)
+            if access.packed:
+                tmem.data[lane + lanes[j], column + cols[j]] = value & 0xFFFF | 0xFFFF0000
+                tmem.data[lane + lanes[j], column + cols[j] + 1] = value >> 16 | 0xFFFF0000
+            else:
+                tmem.data[lane + lanes[j], column + cols[j]] = value
+        w.unwaited_store = w.where()
         return None
 
     return Effect(run)
@@ -230,6 +277,8 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     def run(w: Any) -> int | None:
         if loads:
             w.unwaited_load = None
+        else:
+            w.unwaited_store = None
         return None
 
     return Effect(run)

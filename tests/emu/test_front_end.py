@@ -43,7 +43,7 @@ def test_entry_facts() -> None:
         ("mov.b32 %r1, [;", PtxSyntaxError, "line 9"),
         ("mov.b32 %r1 %r2;", PtxSyntaxError, "`,` is missing"),
         ("add.s32 %r1, %r2;", UnsupportedInstruction, "requires 3 operands"),
-        ("tcgen05.cp.cta_group::1.128x256b [%r1], %d1;", UnsupportedInstruction, "unknown opcode"),
+        ("tcgen05.shift.cta_group::1.down [%r1];", UnsupportedInstruction, "unknown opcode"),
         ("mbarrier.test_wait.b64 %p1, [%r1], %d1;", UnsupportedInstruction, "requires .parity"),
     ],
 )

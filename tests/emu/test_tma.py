@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_bwgemm.emulator import Fault, Schedule, TensorMap
+from jax_bwgemm.emulator import (
+    Counters,
+    Fault,
+    Launch,
+    Memory,
+    Schedule,
+    TensorMap,
+    UnsupportedInstruction,
+    parse,
+    run,
+)
+from jax_bwgemm.emulator.reductions import reduction
 from jax_bwgemm.emulator.tensormap import swizzled
-from tests.emu.snippet import run_snippet
+from tests.emu.snippet import module_text, run_snippet
 
 START = """
 mov.u32 %r1, %tid.x; mov.b32 %r10, smem; ld.param.b64 %d1, [p0]; mov.b32 %r11, 1;
@@ -160,6 +171,79 @@ def test_store_rules(fence: str, commit: str, drain: str, rule: str) -> None:
     with pytest.raises(Fault) as error:
         run_store(fence, commit, drain)
     assert error.value.rule == rule
+
+
+REDUCE = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.bulk_group [%d3, {{{coords}}}], [%r10+1024];"
+
+
+def run_reduce(
+    element: str, instructions: str, count: int = 1, tail: str = COMMIT + DRAIN, elected: bool = True
+) -> tuple[np.ndarray, Counters]:
+    """Each of `count` clusters has 32 words, lane t has t in its own, and reduces them into 64 words of 100."""
+    target = np.full((2, 32), 100, np.uint32)
+    body = START.format(bytes=0) + "shl.b32 %r20, %r1, 2; add.s32 %r21, %r10, %r20; st.shared.b32 [%r21+1024], %r1;"
+    body += FENCE + "bar.warp.sync -1; mov.u32 %r40, %ctaid.x; setp.eq.b32 %p6, %r40, 0; setp.ne.b32 %p7, %r40, 0;"
+    body += ("@!%p1 bra END;" if elected else "") + instructions + tail + "END:"
+    memory = Memory()
+    addresses = [memory.register(a, f"p{i}") for i, a in enumerate((np.zeros(1, np.uint32), target))]
+    tensor_map = TensorMap(addresses[1], (32, 2), (128,), (32, 1), element, 0, "t")
+    params = (*addresses, tensor_map)
+    counters = run(parse(module_text(body, params)), Launch((count, 1, 1), (32, 1, 1), params, (1, 1, 1), 4096), memory)
+    return target, counters
+
+
+def test_reduce_counts_as_a_store() -> None:
+    """Three clusters add to one box: no race, and nothing is lost."""
+    target, counters = run_reduce("u32", REDUCE.format(op="add", coords="0, 1"), 3)
+    assert target.tolist() == [[100] * 32, [100 + 3 * t for t in range(32)]]
+    assert counters.tma_store_bytes == {("t", cta): 128 for cta in range(3)}
+
+
+STORE_ROW = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d3, {0, 0}], [%r10+1024];"
+ADD_ROW, MAX_ROW = (REDUCE.format(op=op, coords="0, 0") for op in ("add", "max"))
+
+
+@pytest.mark.parametrize(
+    ("element", "instructions", "rule"),
+    [
+        ("f32", ADD_ROW, None),
+        ("f32", MAX_ROW, "tensor-map"),
+        ("s32", ADD_ROW.replace(".add", ".inc"), "tensor-map"),
+        ("f32", ADD_ROW.replace(".add", ".xor"), "tensor-map"),
+        ("u32", ADD_ROW.replace("0, 0", "0, -1"), "out-of-bounds"),
+        ("u32", ADD_ROW.replace("0, 0", "2, 0"), "misaligned"),
+        ("u32", f"@%p6 {ADD_ROW} @%p7 {MAX_ROW}", "race"),
+        ("u32", f"@%p6 {STORE_ROW} @%p7 {ADD_ROW}", "race"),
+        ("u32", f"@%p6 {ADD_ROW} @%p6 {STORE_ROW} @%p7 {ADD_ROW}", "race"),
+        ("u32", f"{ADD_ROW} @%p7 {STORE_ROW}", "race"),
+    ],
+)
+def test_reduce_rules(element: str, instructions: str, rule: str | None) -> None:
+    """The words of lanes 1..31 are subnormal as float32: that sum is refused when it happens."""
+    with pytest.raises(Fault) as error:
+        run_reduce(element, instructions, 2)
+    assert error.value.rule == (rule or "tensor-map") and (rule or "subnormal" in error.value.message)
+
+
+@pytest.mark.parametrize("operation", ["and", "or", "xor"])
+def test_bitwise_reductions_of_signed_64_bit_maps_do_not_exist(operation: str) -> None:
+    """The only pair that hardware refuses among integers: min and max of s64 are fine, and so are the bits of u64."""
+    assert reduction(operation, "s64") is None
+    assert reduction(operation, "u64") is not None
+    assert reduction("min", "s64") is not None
+
+
+def test_reduce_is_issued_once_and_waited_for() -> None:
+    for tail, elected, rule in ((COMMIT + DRAIN, False, "multiple-issue"), (COMMIT, True, "exit-in-flight")):
+        with pytest.raises(Fault) as error:
+            run_reduce("u32", ADD_ROW, tail=tail, elected=elected)
+        assert error.value.rule == rule
+
+
+@pytest.mark.parametrize("form", [".add.min.bulk_group", ".bulk_group", ".add", ".mul.bulk_group"])
+def test_unknown_reductions(form: str) -> None:
+    with pytest.raises(UnsupportedInstruction):
+        run_reduce("u32", ADD_ROW.replace(".add.bulk_group", form))
 
 
 def load_rule(body: str, **options: int) -> str:

@@ -1,16 +1,18 @@
-"""Tensor copies: ranks, element types, swizzles, boxes partly or wholly outside, multicast, stores that are clipped.
+"""Tensor copies: ranks, element types, swizzles, boxes partly or wholly outside, multicast, stores that are clipped,
+reductions.
 
 Expected images are written out element by element here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
-from tests.snippets.kit import BEGIN, MapOf, Result, Snippet, copy_in, copy_out, wait
-from tests.snippets.rounding import Format
+from tests.snippets.kit import BEGIN, FLOATS, MapOf, Result, Snippet, copy_in, copy_out, wait
+from tests.snippets.rounding import BF16, F16, F32, Format
 
 BOX_AT = 1024  # from the start of dynamic shared memory, which lies at 0x400
 START = (
@@ -189,6 +191,85 @@ def stores() -> list[Snippet]:
     return [*out, store("tma-store-f32", (9, 40), (32, 8), (16, 4), "f32", 128)]
 
 
+FORMATS = {"f32": F32, "f16": F16, "bf16": BF16}
+ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda x, y: x + y,
+    "min": min,
+    "max": max,
+    "inc": lambda x, y: 0 if x >= y else x + 1,
+    "dec": lambda x, y: y if x == 0 or x > y else x - 1,
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+}
+REDUCTIONS = {
+    "u32": tuple(ON_NUMBERS),
+    "s32": ("add", "min", "max", "and", "or", "xor"),
+    "u64": ("add", "min", "max", "and", "or", "xor"),
+    "s64": ("min", "max"),
+    "f32": ("add",),
+    "f16": ("add", "min", "max"),
+    "bf16": ("add", "min", "max"),
+}  # PTX ISA, cp.reduce.async.bulk.tensor; an H200 refuses and, or, xor on an s64 map
+
+
+def reduced(operation: str, element: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Element by element, in Python's integers and fractions."""
+    if element in FORMATS:
+        numbers = [[Fraction(float(x)) for x in a.reshape(-1).view(FLOATS[element])] for a in (old, new)]
+        values = [FORMATS[element].encode(ON_NUMBERS[operation](x, y)) for x, y in zip(*numbers, strict=True)]
+        return np.array(values, old.dtype).reshape(old.shape)
+    bits = 8 * old.itemsize
+    typed = [a.reshape(-1).view(f"{'i' if element[0] == 's' else 'u'}{old.itemsize}").tolist() for a in (old, new)]
+    values = [ON_NUMBERS[operation](x, y) & ((1 << bits) - 1) for x, y in zip(*typed, strict=True)]
+    return np.array(values, old.dtype).reshape(old.shape)
+
+
+def operands(element: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random bits; floats of either sign around 1, far from subnormals, infinities and NaN."""
+    rng = np.random.default_rng(seed)
+    if element not in FORMATS:
+        size = int(element[1:]) // 8
+        few = rng.integers(0, 8, shape, np.uint64)  # inc and dec meet their borders
+        return np.where(rng.random(shape) < 0.5, few, rng.integers(0, 1 << 8 * size, shape, np.uint64)).astype(
+            f"u{size}"
+        )
+    values = rng.uniform(1, 8, shape) * rng.choice([-1, 1], shape) * 2.0 ** rng.integers(-3, 4, shape)
+    return values.astype(FLOATS[element]).view(f"u{np.dtype(FLOATS[element]).itemsize}")
+
+
+def reduce(operation: str, element: str, coords: tuple[int, int], span: int = 0, ctas: int = 1) -> Snippet:
+    """Boxes of 128 bytes a row, tensors of 160; `ctas` clusters add the same box, one after the other in any order."""
+    old = operands(element, (12, 1280 // int(element[-2:])), 1)
+    box = (128 // old.itemsize, 8)
+    new = operands(element, box[::-1], 2)
+    expected = old.copy()
+    (x, y), (rows, columns) = coords, old.shape
+    inside = new[: rows - y, : columns - x]
+    for _ in range(ctas):
+        part = expected[y : y + 8, x : x + box[0]]
+        part[:] = reduced(operation, element, np.ascontiguousarray(part), np.ascontiguousarray(inside))
+    image = scrambled(new.reshape(-1).view(np.uint8), span, BOX_AT)
+    body = BEGIN + copy_in(1, BOX_AT, len(image), 32) + f"""
+    mov.b64 %d2, p2; cvta.param.u64 %d3, %d2; fence.proxy.async.shared::cta; bar.warp.sync -1; elect.sync %r12|%p1, -1;
+    @%p1 cp.reduce.async.bulk.tensor.2d.global.shared::cta.{operation}.tile.bulk_group [%d3, {{{x}, {y}}}],
+     [%r10+{BOX_AT}];
+    @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group 0;
+    """  # fmt: skip
+    name = f"tma-reduce-{operation}-{element}-{x}-{y}-{span}-{ctas}"
+    return Snippet(
+        name, body, (Result("tensor", old, expected),), (image,), (map_of(0, old, box, element, span),),
+        grid=(ctas, 1, 1),
+    )  # fmt: skip
+
+
+def reductions() -> list[Snippet]:
+    """Every operation on every type that it has, at the border; swizzled and inside; several CTAs at once."""
+    out = [reduce(op, kind, (16, 6), 128) for kind, ops in REDUCTIONS.items() for op in ops]
+    out += [reduce("add", "f32", (4, 2), span) for span in (0, 128)]
+    return [*out, reduce("add", "u32", (4, 2), 128, 5), reduce("max", "s32", (4, 2), 128, 3)]
+
+
 def multicast(mask: int, cluster: tuple[int, int, int]) -> Snippet:
     """The first CTA of the mask loads; every CTA of it waits on its own barrier; all copy their shared memory out."""
     tensor = tensor_of((8, 64), "u16")
@@ -226,4 +307,4 @@ def snippets() -> list[Snippet]:
     flat = ((1, 1), (3, 2), (2, 2), (0b1010, 4))
     cubes = ((0b1111, (2, 2, 1)), (0b0110, (1, 2, 2)), (0b10000001, (2, 2, 2)))
     casts = [multicast(mask, (n, 1, 1)) for mask, n in flat] + [multicast(mask, shape) for mask, shape in cubes]
-    return [*ranks(), *swizzles(), *elements(), *stores(), *casts]
+    return [*ranks(), *swizzles(), *elements(), *stores(), *reductions(), *casts]
