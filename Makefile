@@ -11,7 +11,7 @@ HEADERS := build/jaxlib-$(JAXLIB_PIN)
 XLA_FFI_INCLUDE_DIR ?= $(HEADERS)/jaxlib/include
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jax_bwgemm/_version.py)
 # The kernels that the example can choose; `make build` and `make test` build the whole catalogue.
-DEMO_ONLY := *_bf16_bf16_bf16_kn_*_identity
+DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs

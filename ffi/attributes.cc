@@ -76,10 +76,14 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
       {"mma_n", &request->mma_n},
       {"cluster_m", &request->cluster_m},
       {"cluster_n", &request->cluster_n},
+      {"cluster_k", &request->cluster_k},
       {"num_threads", &request->num_threads},
       {"smem_bytes", &request->smem_bytes},
       {"raster_group", &request->raster_group},
       {"raster_along_n", &request->raster_along_n},
+      {"a_l2", &request->a_l2},
+      {"b_l2", &request->b_l2},
+      {"pdl", &request->pdl},
   };
   for (const auto& [name, value] : fields) JBW_RETURN_IF_ERROR(Read(attrs, name, value));
   return Read(attrs, "alpha", &request->alpha);
@@ -90,11 +94,13 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
 Status ReadRequest(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
   JBW_RETURN_IF_ERROR(ReadMajor(attrs, "a_major", &request->a_major));
   JBW_RETURN_IF_ERROR(ReadMajor(attrs, "b_major", &request->b_major));
+  JBW_RETURN_IF_ERROR(ReadMajor(attrs, "c_major", &request->c_major));
   JBW_RETURN_IF_ERROR(ReadTile(attrs, request));
   JBW_RETURN_IF_ERROR(Read(attrs, "a_box", &request->box[0]));
   JBW_RETURN_IF_ERROR(Read(attrs, "b_box", &request->box[1]));
   JBW_RETURN_IF_ERROR(Read(attrs, "c_box", &request->box[2]));
   JBW_RETURN_IF_ERROR(Read(attrs, "swizzle_bytes", &request->swizzle_bytes));
+  JBW_RETURN_IF_ERROR(Read(attrs, "swizzle_atom_bytes", &request->swizzle_atom_bytes));
   return ReadParams(attrs, request);
 }
 
@@ -105,6 +111,7 @@ Status ReadSpec(const ffi::Dictionary& attrs, const JbwLaunchRequest& request, K
   JBW_RETURN_IF_ERROR(Read(attrs, "cubin_sha256", &spec->cubin_sha256));
   spec->cluster_m = request.cluster_m;
   spec->cluster_n = request.cluster_n;
+  spec->cluster_k = request.cluster_k;
   spec->num_threads = request.num_threads;
   spec->smem_bytes = request.smem_bytes;
   return {};

@@ -59,8 +59,9 @@ size_t jbw_timing_read(int64_t* own_ns, int64_t* total_ns, size_t capacity) {
 int jbw_call_create(const JbwKernelNames* names, const JbwLaunchRequest* request, JbwCall** call, char* error,
                     size_t error_bytes) {
   auto create = [&] {
-    const jbw::KernelSpec spec = {names->variant,     names->entry,       names->target,        names->cubin_sha256,
-                                  request->cluster_m, request->cluster_n, request->num_threads, request->smem_bytes};
+    const jbw::KernelSpec spec = {names->variant,      names->entry,         names->target,
+                                  names->cubin_sha256, request->cluster_m,   request->cluster_n,
+                                  request->cluster_k,  request->num_threads, request->smem_bytes};
     std::unique_ptr<jbw::Call> created;
     JBW_RETURN_IF_ERROR(jbw::Call::Create(spec, *request, request->a.rank >= 0, &created));
     *call = reinterpret_cast<JbwCall*>(created.release());
@@ -74,10 +75,10 @@ int jbw_call_initialize(JbwCall* call, int device, const JbwLaunchRequest* buffe
 }
 
 int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, void* b, void* out, void* bias,
-                     char* error, size_t error_bytes) {
+                     void* residual, char* error, size_t error_bytes) {
   auto execute = [&] {
     return reinterpret_cast<const jbw::Call*>(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream),
-                                                             {a, b, out, bias});
+                                                             {a, b, out, bias, residual});
   };
   return Report(jbw::Guard(execute), error, error_bytes);
 }

@@ -10,21 +10,22 @@
 namespace jbw {
 namespace {
 
-constexpr uintptr_t kAlignBytes = 16;  // cuTensorMapEncodeTiled: globalAddress; the kernels' vector loads of the bias
-
-Status CheckAligned(const char* name, const void* pointer) {
-  if (reinterpret_cast<uintptr_t>(pointer) % kAlignBytes == 0) return {};
+Status CheckAligned(const char* name, const void* pointer, int32_t align_bytes) {
+  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(align_bytes) == 0) return {};
   return InvalidArgument(
-      "`", name, "` requires a pointer aligned to ", kAlignBytes, " bytes, got ", pointer,
+      "`", name, "` requires a pointer aligned to ", align_bytes, " bytes, got ", pointer,
       ": XLA passed the middle of a bigger buffer (flattened weights, as of ravel_pytree). Wrap it in "
       "`jax.lax.optimization_barrier(...)`, or compile with xla_gpu_enable_dynamic_slice_fusion=False");
 }
 
 Status CheckPointers(const JbwLaunchPlan& plan, const Pointers& pointers) {
-  JBW_RETURN_IF_ERROR(CheckAligned("a", pointers.a));
-  JBW_RETURN_IF_ERROR(CheckAligned("b", pointers.b));
-  JBW_RETURN_IF_ERROR(CheckAligned("out", pointers.out));
-  return plan.bias_offset < 0 ? Status() : CheckAligned("bias", pointers.bias);
+  JBW_RETURN_IF_ERROR(CheckAligned("a", pointers.a, kAlignBytes));
+  JBW_RETURN_IF_ERROR(CheckAligned("b", pointers.b, kAlignBytes));
+  JBW_RETURN_IF_ERROR(CheckAligned("out", pointers.out, plan.out_align_bytes));
+  // 16 bytes for the kernels' vector loads of the bias
+  if (plan.bias_offset >= 0) JBW_RETURN_IF_ERROR(CheckAligned("bias", pointers.bias, kAlignBytes));
+  if (plan.tensor_maps[3].param_offset < 0) return {};
+  return CheckAligned("residual", pointers.residual, kAlignBytes);
 }
 
 // `block` is the plan's parameter block, into which the addresses go.
@@ -33,9 +34,30 @@ Status FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, cons
   const JbwTensorMapSpec* maps = plan.tensor_maps;
   JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[0], "a", pointers.a, block + maps[0].param_offset));
   JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[1], "b", pointers.b, block + maps[1].param_offset));
-  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[2], "out", pointers.out, block + maps[2].param_offset));
+  if (plan.c_offset < 0) {
+    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[2], "out", pointers.out, block + maps[2].param_offset));
+  } else {
+    std::memcpy(block + plan.c_offset, &pointers.out, sizeof(pointers.out));
+  }
+  if (const int32_t at = maps[3].param_offset; at >= 0) {
+    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[3], "residual", pointers.residual, block + at));
+  }
   if (plan.bias_offset >= 0) std::memcpy(block + plan.bias_offset, &pointers.bias, sizeof(pointers.bias));
   return {};
+}
+
+// Fills `attributes` with what the plan asks for, and returns how many they are.
+uint32_t FillAttributes(const JbwLaunchPlan& plan, cuda::LaunchAttribute (&attributes)[2]) {
+  uint32_t count = 0;
+  if (plan.cluster[0] * plan.cluster[1] * plan.cluster[2] > 1) {
+    attributes[count].id = cuda::kLaunchAttributeClusterDimension;
+    std::memcpy(attributes[count++].value.cluster_dim, plan.cluster, sizeof(plan.cluster));
+  }
+  if (plan.pdl) {
+    attributes[count].id = cuda::kLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].value.programmatic_stream_serialization = 1;
+  }
+  return count;
 }
 
 // Parameters go one by one. As one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER) they arrive 48 bytes off on sm_90, where
@@ -43,16 +65,14 @@ Status FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, cons
 // parameters (H200, driver 580).
 cuda::Result Launch(const cuda::Driver& driver, const JbwLaunchPlan& plan, cuda::Function function, cuda::Stream stream,
                     unsigned char* block) {
-  cuda::LaunchAttribute cluster = {};
-  cluster.id = cuda::kLaunchAttributeClusterDimension;
-  std::memcpy(cluster.value.cluster_dim, plan.cluster, sizeof(plan.cluster));
-  const bool has_cluster = plan.cluster[0] * plan.cluster[1] > 1;
+  cuda::LaunchAttribute attributes[2] = {};
+  const uint32_t num_attributes = FillAttributes(plan, attributes);
   const cuda::LaunchConfig config = {{plan.grid[0], plan.grid[1], plan.grid[2]},
                                      {plan.block[0], plan.block[1], plan.block[2]},
                                      plan.smem_bytes,
                                      stream,
-                                     &cluster,
-                                     has_cluster ? 1u : 0u};
+                                     attributes,
+                                     num_attributes};
   void* params[JBW_MAX_PARAMS];
   for (int i = 0; i < plan.num_params; ++i) params[i] = block + plan.param_offsets[i];
   return driver.cuLaunchKernelEx(&config, function, params, nullptr);
@@ -94,6 +114,7 @@ Status Call::Initialize(int device, const JbwLaunchRequest& buffers) {
   request.b = buffers.b;
   request.out = buffers.out;
   request.bias = buffers.bias;
+  request.residual = buffers.residual;
   request.max_active_clusters = kernel_->max_active_clusters(device);
   auto plan = std::make_unique<JbwLaunchPlan>();
   JBW_RETURN_IF_ERROR(MakeLaunchPlan(request, plan.get()));

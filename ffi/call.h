@@ -15,7 +15,7 @@
 namespace jbw {
 
 struct Pointers {
-  void *a, *b, *out, *bias;
+  void *a, *b, *out, *bias, *residual;
 };
 
 class Call {
@@ -26,14 +26,17 @@ class Call {
 
   bool IsReady(int device) const { return PlanOf(device) != nullptr; }
 
-  // Loads the kernel and makes the plan of this device. `buffers`' four buffers are read, not its attributes.
+  const Optionals& optionals() const { return optionals_; }
+
+  // Loads the kernel and makes the plan of this device. `buffers`' five buffers are read, not its attributes.
   Status Initialize(int device, const JbwLaunchRequest& buffers);
 
   // Enqueues the kernel on `stream`. No allocation, no lock, no module load, no synchronisation.
   Status Execute(int device, cuda::Stream stream, const Pointers& pointers) const;
 
  private:
-  Call(Kernel* kernel, const JbwLaunchRequest& request) : kernel_(kernel), request_(request) {}
+  Call(Kernel* kernel, const JbwLaunchRequest& request)
+      : kernel_(kernel), request_(request), optionals_(OptionalsOf(request)) {}
 
   const JbwLaunchPlan* PlanOf(int device) const {
     return device >= 0 && device < kMaxDevices ? ready_[device].load(std::memory_order_acquire) : nullptr;
@@ -41,6 +44,7 @@ class Call {
 
   Kernel* const kernel_;
   const JbwLaunchRequest request_;
+  const Optionals optionals_;
   std::mutex mutex_;
   std::array<std::unique_ptr<const JbwLaunchPlan>, kMaxDevices> plans_;    // guarded by mutex_
   std::array<std::atomic<const JbwLaunchPlan*>, kMaxDevices> ready_ = {};  // the same, to read without a lock

@@ -8,6 +8,8 @@
 namespace jbw {
 namespace {
 
+constexpr int kMaxPortableClusterCtas = 8;  // CUDA C++ programming guide, thread block clusters
+
 struct Target {
   const char* name;
   int major, minor;
@@ -36,7 +38,7 @@ Status CheckNames(const KernelSpec& spec) {
 
 std::string Key(const KernelSpec& spec) {
   return Cat(spec.cubin_sha256, ' ', spec.variant, ' ', spec.entry, ' ', spec.target, ' ', spec.cluster_m, ' ',
-             spec.cluster_n, ' ', spec.num_threads, ' ', spec.smem_bytes);
+             spec.cluster_n, ' ', spec.cluster_k, ' ', spec.num_threads, ' ', spec.smem_bytes);
 }
 
 std::string BuildCommand(const KernelSpec& spec) {
@@ -70,11 +72,12 @@ Status CheckCapability(const cuda::Driver& driver, const KernelSpec& spec, int o
 
 cuda::LaunchConfig OneCluster(const KernelSpec& spec, cuda::LaunchAttribute* attribute) {
   const auto cluster_m = static_cast<uint32_t>(spec.cluster_m), cluster_n = static_cast<uint32_t>(spec.cluster_n);
+  const auto cluster_k = static_cast<uint32_t>(spec.cluster_k);
   attribute->id = cuda::kLaunchAttributeClusterDimension;
   attribute->value.cluster_dim[0] = cluster_m;
   attribute->value.cluster_dim[1] = cluster_n;
-  attribute->value.cluster_dim[2] = 1;
-  return {{cluster_m, cluster_n, 1},
+  attribute->value.cluster_dim[2] = cluster_k;
+  return {{cluster_m, cluster_n, cluster_k},
           {static_cast<uint32_t>(spec.num_threads), 1, 1},
           static_cast<uint32_t>(spec.smem_bytes),
           nullptr,
@@ -91,6 +94,20 @@ Status AllowSmem(const cuda::Driver& driver, const KernelSpec& spec, cuda::Kerne
                             " bytes of shared memory on device ", ordinal, ", got ", driver.ErrorText(result));
 }
 
+std::string ClusterText(const KernelSpec& spec) {
+  return Cat(spec.cluster_m, "x", spec.cluster_n, "x", spec.cluster_k, " CTAs");
+}
+
+Status AllowCluster(const cuda::Driver& driver, const KernelSpec& spec, cuda::Kernel kernel, int ordinal,
+                    cuda::Device device) {
+  if (spec.cluster_m * spec.cluster_n * spec.cluster_k <= kMaxPortableClusterCtas) return {};
+  const cuda::Result result =
+      driver.cuKernelSetAttribute(cuda::kFunctionAttributeNonPortableClusterSize, 1, kernel, device);
+  if (result == cuda::kSuccess) return {};
+  return FailedPrecondition("kernel `", spec.variant, "` requires a cluster of ", ClusterText(spec), " on device ",
+                            ordinal, ", got ", driver.ErrorText(result));
+}
+
 // How many clusters the current context's device, `ordinal`, holds at once.
 Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::Function function, int ordinal,
                      int* num_clusters) {
@@ -99,9 +116,8 @@ Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::F
   *num_clusters = 0;
   const cuda::Result result = driver.cuOccupancyMaxActiveClusters(num_clusters, function, &config);
   if (result == cuda::kSuccess && *num_clusters > 0) return {};
-  return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", spec.cluster_m, "x",
-                            spec.cluster_n, " CTAs on device ", ordinal, ", got ", *num_clusters, ", ",
-                            driver.ErrorText(result));
+  return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", ClusterText(spec),
+                            " on device ", ordinal, ", got ", *num_clusters, ", ", driver.ErrorText(result));
 }
 
 }  // namespace
@@ -144,6 +160,7 @@ Status Kernel::PrepareSlowly(int device) {
   JBW_RETURN_IF_ERROR(CheckCapability(*driver, spec_, device, handle));
   JBW_RETURN_IF_ERROR(LoadLibrary(*driver));
   JBW_RETURN_IF_ERROR(AllowSmem(*driver, spec_, library_->kernel(), device, handle));
+  JBW_RETURN_IF_ERROR(AllowCluster(*driver, spec_, library_->kernel(), device, handle));
   int num_clusters;
   JBW_RETURN_IF_ERROR(CountClusters(*driver, spec_, function(), device, &num_clusters));
   max_active_clusters_[device].store(num_clusters, std::memory_order_release);

@@ -21,7 +21,7 @@ inline constexpr int kMaxDevices = 64;
 
 struct KernelSpec {
   std::string variant, entry, target, cubin_sha256;
-  int cluster_m, cluster_n, num_threads, smem_bytes;
+  int cluster_m, cluster_n, cluster_k, num_threads, smem_bytes;
 };
 
 class Library {

@@ -27,6 +27,7 @@ struct LaunchAttribute {
   char pad[4];
   union {
     uint32_t cluster_dim[3];
+    int32_t programmatic_stream_serialization;
     char size[64];
   } value;
 };
@@ -39,11 +40,12 @@ struct LaunchConfig {
 };
 
 inline constexpr Result kSuccess = 0;
-inline constexpr int kLaunchAttributeClusterDimension = 4;
-inline constexpr int kFunctionAttributeMaxDynamicSmem = 8;
+inline constexpr int kLaunchAttributeClusterDimension = 4, kLaunchAttributeProgrammaticStreamSerialization = 6;
+inline constexpr int kFunctionAttributeMaxDynamicSmem = 8, kFunctionAttributeNonPortableClusterSize = 14;
 inline constexpr int kDeviceAttributeMajor = 75, kDeviceAttributeMinor = 76;
-inline constexpr int kTensorMapFloat16 = 6, kTensorMapFloat32 = 7, kTensorMapBfloat16 = 9;
-inline constexpr int kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3;
+inline constexpr int kTensorMapUint8 = 0, kTensorMapInt32 = 3, kTensorMapFloat16 = 6, kTensorMapFloat32 = 7;
+inline constexpr int kTensorMapBfloat16 = 9, kTensorMapTfloat32 = 11;
+inline constexpr int kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3, kSwizzle128Atom32 = 4;
 inline constexpr int kInterleaveNone = 0, kL2Promotion128 = 2, kOobFillZeros = 0;
 
 // X(name, parameters); every function returns a Result.

@@ -2,6 +2,7 @@
 // buffer should have been.
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "attributes.h"
 #include "c_api.h"
@@ -14,8 +15,10 @@ namespace ffi = xla::ffi;
 namespace jbw {
 namespace {
 
+static_assert(kInt8 == XLA_FFI_DataType_S8 && kInt32 == XLA_FFI_DataType_S32 && kUint8 == XLA_FFI_DataType_U8);
 static_assert(kFloat16 == XLA_FFI_DataType_F16 && kFloat32 == XLA_FFI_DataType_F32 &&
               kBfloat16 == XLA_FFI_DataType_BF16);
+static_assert(kFloat8E5M2 == XLA_FFI_DataType_F8E5M2 && kFloat8E4M3FN == XLA_FFI_DataType_F8E4M3FN);
 
 struct MatmulState {
   static ffi::TypeId id;
@@ -36,13 +39,17 @@ JbwBuffer Describe(const ffi::AnyBuffer& buffer) {
 }
 
 // Some XLA versions show Instantiate no buffers at all: then the ranks stay -1 and Initialize checks.
-Status ReadBuffers(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets, JbwLaunchRequest* request) {
-  JbwBuffer* operands[] = {&request->a, &request->b, &request->bias};
-  for (JbwBuffer* buffer : {&request->a, &request->b, &request->bias, &request->out}) *buffer = {0, -1, {}};
+Status ReadBuffers(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets, const Optionals& has,
+                   JbwLaunchRequest* request) {
+  request->a = request->b = request->out = request->bias = request->residual = {0, -1, {}};
   if (args.size() == 0 && rets.size() == 0) return {};
-  if (args.size() < 2 || args.size() > 3 || rets.size() != 1) {
-    return InvalidArgument("the custom call requires operands a, b and at most a bias, and one result, got ",
-                           args.size(), " operands and ", rets.size(), " results");
+  std::vector<JbwBuffer*> operands = {&request->a, &request->b};
+  if (has.bias) operands.push_back(&request->bias);
+  if (has.residual) operands.push_back(&request->residual);
+  if (args.size() != operands.size() || rets.size() != 1) {
+    return InvalidArgument("the custom call requires operands a, b", has.bias ? ", bias" : "",
+                           has.residual ? ", residual" : "", " and one result, as its `params` say, got ", args.size(),
+                           " operands and ", rets.size(), " results");
   }
   for (size_t i = 0; i < args.size(); ++i) {
     ffi::ErrorOr<ffi::AnyBuffer> arg = args.get<ffi::AnyBuffer>(i);
@@ -61,7 +68,7 @@ Status Instantiate(const ffi::RemainingArgs& args, const ffi::RemainingRets& ret
   KernelSpec spec;
   JBW_RETURN_IF_ERROR(ReadRequest(attrs, &request));
   JBW_RETURN_IF_ERROR(ReadSpec(attrs, request, &spec));
-  JBW_RETURN_IF_ERROR(ReadBuffers(args, rets, &request));
+  JBW_RETURN_IF_ERROR(ReadBuffers(args, rets, OptionalsOf(request), &request));
   return Call::Create(spec, request, request.a.rank >= 0, &state->call);
 }
 
@@ -77,7 +84,7 @@ ffi::Error InitializeStage(int32_t device, MatmulState* state, ffi::RemainingArg
   if (state->call->IsReady(device)) return ffi::Error::Success();
   auto initialize = [&] {
     JbwLaunchRequest buffers = {};
-    JBW_RETURN_IF_ERROR(ReadBuffers(args, rets, &buffers));
+    JBW_RETURN_IF_ERROR(ReadBuffers(args, rets, state->call->optionals(), &buffers));
     return state->call->Initialize(device, buffers);
   };
   return ToFfi(Guard(initialize));
@@ -86,8 +93,10 @@ ffi::Error InitializeStage(int32_t device, MatmulState* state, ffi::RemainingArg
 ffi::Error ExecuteStage(cuda::Stream stream, int32_t device, MatmulState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
                         ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out) {
   auto execute = [&] {
-    Pointers pointers = {a.untyped_data(), b.untyped_data(), out->untyped_data(), nullptr};
-    if (rest.size() > 0) pointers.bias = rest.get<ffi::AnyBuffer>(0)->untyped_data();
+    const auto [has_bias, has_residual] = state->call->optionals();  // Initialize has counted them
+    Pointers pointers = {a.untyped_data(), b.untyped_data(), out->untyped_data(), nullptr, nullptr};
+    if (has_bias) pointers.bias = rest.get<ffi::AnyBuffer>(0)->untyped_data();
+    if (has_residual) pointers.residual = rest.get<ffi::AnyBuffer>(has_bias ? 1 : 0)->untyped_data();
     return state->call->Execute(device, stream, pointers);
   };
   return ToFfi(Guard(execute));
@@ -107,7 +116,7 @@ JBW_EXPORT const void* jbw_matmul_type_info();
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_instantiate, jbw::InstantiateStage,
                               ffi::Ffi::Bind<ffi::ExecutionStage::kInstantiate>()
-                                  .RemainingArgs()  // a, b and the bias, or nothing
+                                  .RemainingArgs()  // a, b, bias, residual, or nothing
                                   .RemainingRets()  // out, or nothing
                                   .Attrs());
 
@@ -115,7 +124,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_initialize, jbw::InitializeStage,
                               ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .Ctx<ffi::State<jbw::MatmulState>>()
-                                  .RemainingArgs()    // a, b and the bias
+                                  .RemainingArgs()    // a, b, bias, residual
                                   .RemainingRets());  // out
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_execute, jbw::ExecuteStage,
@@ -125,7 +134,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_execute, jbw::ExecuteStage,
                                   .Ctx<ffi::State<jbw::MatmulState>>()
                                   .Arg<ffi::AnyBuffer>()   // a
                                   .Arg<ffi::AnyBuffer>()   // b
-                                  .RemainingArgs()         // the bias
+                                  .RemainingArgs()         // bias, residual
                                   .Ret<ffi::AnyBuffer>(),  // out
                               {ffi::Traits::kCmdBufferCompatible});
 

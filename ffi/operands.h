@@ -19,19 +19,33 @@ struct JbwBuffer {
 
 namespace jbw {
 
-inline constexpr int32_t kFloat16 = 10, kFloat32 = 11, kBfloat16 = 16;
+inline constexpr int32_t kInt8 = 2, kInt32 = 4, kUint8 = 6, kFloat16 = 10, kFloat32 = 11, kBfloat16 = 16;
+inline constexpr int32_t kFloat8E5M2 = 19, kFloat8E4M3FN = 20;
+inline constexpr int32_t kAlignBytes = 16;  // of TMA's addresses and row pitches (cuTensorMapEncodeTiled)
 inline constexpr int64_t kInt32Max = INT32_MAX;
+
+struct Buffers {
+  const JbwBuffer &a, &b, &out, &bias, &residual;
+};
+
+struct Optionals {
+  bool bias, residual;  // whether the kernel takes one
+};
 
 struct Sizes {
   int64_t m, n, k, batch, a_batch, b_batch;
 };
 
-int64_t DtypeBytes(int32_t dtype);  // 0: not one of the three above
+struct Majors {
+  int32_t a, b, c;  // the characters 'k', 'm', 'n': the contiguous dimension of each
+};
 
-// Reads the problem off the buffers: a is (la, m, k) or (la, k, m), b (lb, k, n) or (lb, n, k), out (l, m, n), bias
-// (n,).
-Status ReadSizes(const JbwBuffer& a, const JbwBuffer& b, const JbwBuffer& out, const JbwBuffer& bias, int32_t a_major,
-                 int32_t b_major, bool has_bias, Sizes* sizes);
+int64_t DtypeBytes(int32_t dtype);  // 0: not one of those above
+
+// Reads the problem off the buffers: a is (la, m, k) or (la, k, m), b (lb, k, n) or (lb, n, k), out (l, m, n) or
+// (l, n, m), bias (n,), residual as out. The contiguous dimension of a and b may be padded with zeros to a multiple of
+// 16 bytes: m and n are the result's, k is the smaller one.
+Status ReadSizes(const Buffers& buffers, const Majors& majors, const Optionals& has, Sizes* sizes);
 
 }  // namespace jbw
 

@@ -14,6 +14,8 @@ constexpr KindFacts kKinds[kNumParamKinds] = {
     {"tma_a", 128, 64},
     {"tma_b", 128, 64},
     {"tma_c", 128, 64},
+    {"tma_r", 128, 64},
+    {"c", 8, 8},
     {"m", 4, 4},
     {"n", 4, 4},
     {"k", 4, 4},
@@ -22,9 +24,15 @@ constexpr KindFacts kKinds[kNumParamKinds] = {
     {"b_batch_step", 4, 4},
     {"raster_group", 4, 4},
     {"raster_along_n", 4, 4},
+    {"a_policy", 8, 8},
+    {"b_policy", 8, 8},
     {"alpha", 4, 4},
     {"bias", 8, 8},
 };
+
+// What createpolicy.fractional makes for all of a cache line: evict_normal, evict_first, evict_last (CUTLASS,
+// TMA::CacheHintSm90).
+constexpr uint64_t kL2Policies[kNumL2Policies] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
 
 constexpr const char kRemedy[] = ": rebuild the kernels and the library from the same version";
 
@@ -69,6 +77,20 @@ int32_t IntValue(int32_t kind, const ParamValues& values) {
   }
 }
 
+Status CheckOperands(const ParamList& list) {
+  for (ParamKind kind : {kTmaA, kTmaB}) {
+    if (FindParam(list, kind) < 0) {
+      return InvalidArgument("`params` requires `", ParamKindName(kind), "`, got a list without it", kRemedy);
+    }
+  }
+  const bool has_map = FindParam(list, kTmaC) >= 0, has_pointer = FindParam(list, kC) >= 0;
+  if (has_map == has_pointer) {
+    return InvalidArgument("`params` requires either `tma_c` or `c`, got ", has_map ? "both" : "neither", kRemedy);
+  }
+  if (has_map || FindParam(list, kTmaR) < 0) return {};
+  return InvalidArgument("`tma_r` requires `tma_c`, whose box it has, got `c`", kRemedy);
+}
+
 }  // namespace
 
 const char* ParamKindName(int32_t kind) { return kind >= 0 && kind < kNumParamKinds ? kKinds[kind].name : nullptr; }
@@ -91,12 +113,7 @@ Status CheckParams(const ParamList& list) {
     }
     end = param.offset + param.size;
   }
-  for (ParamKind kind : {kTmaA, kTmaB, kTmaC}) {
-    if (FindParam(list, kind) < 0) {
-      return InvalidArgument("`params` requires `", ParamKindName(kind), "`, got a list without it", kRemedy);
-    }
-  }
-  return {};
+  return CheckOperands(list);
 }
 
 int32_t FindParam(const ParamList& list, ParamKind kind) {
@@ -111,7 +128,9 @@ void PackParams(const ParamList& list, const ParamValues& values, unsigned char*
     const JbwParam& param = list.params[i];
     if (param.kind == kAlpha) {
       Store(block, param.offset, values.alpha);
-    } else if (param.kind >= kM && param.kind < kAlpha) {
+    } else if (param.kind == kAPolicy || param.kind == kBPolicy) {
+      Store(block, param.offset, kL2Policies[param.kind == kAPolicy ? values.a_l2 : values.b_l2]);
+    } else if (param.kind >= kM && param.kind <= kRasterAlongN) {
       Store(block, param.offset, IntValue(param.kind, values));
     }
   }

@@ -1,5 +1,5 @@
 // The kernel parameter block: which kinds of leaves there are, whether a list of them is one that we can pack, and the
-// packing. Addresses (descriptors, the bias) come later: see call.cc.
+// packing. Addresses (descriptors, pointers) come later: see call.cc.
 #ifndef JAX_BWGEMM_PARAM_BLOCK_H_
 #define JAX_BWGEMM_PARAM_BLOCK_H_
 
@@ -26,6 +26,8 @@ enum ParamKind : int32_t {
   kTmaA,
   kTmaB,
   kTmaC,
+  kTmaR,
+  kC,
   kM,
   kN,
   kK,
@@ -34,6 +36,8 @@ enum ParamKind : int32_t {
   kBBatchStep,
   kRasterGroup,
   kRasterAlongN,
+  kAPolicy,
+  kBPolicy,
   kAlpha,
   kBias,
   kNumParamKinds,
@@ -50,9 +54,12 @@ Status CheckParams(const ParamList& list);
 
 int32_t FindParam(const ParamList& list, ParamKind kind);  // its offset; -1: the kernel does not take it
 
+inline constexpr int32_t kNumL2Policies = 3;
+
 struct ParamValues {
   Sizes sizes;
   int32_t raster_group, raster_along_n;
+  int32_t a_l2, b_l2;  // 0: normal, 1: evict_first, 2: evict_last
   float alpha;
 };
 

@@ -3,14 +3,10 @@
 namespace jbw {
 namespace {
 
-int DtypeCode(int32_t dtype) {
-  if (dtype == kFloat16) return cuda::kTensorMapFloat16;
-  return dtype == kBfloat16 ? cuda::kTensorMapBfloat16 : cuda::kTensorMapFloat32;
-}
-
-int SwizzleCode(int32_t swizzle_bytes) {
-  if (swizzle_bytes == 32) return cuda::kSwizzle32;
-  return swizzle_bytes == 64 ? cuda::kSwizzle64 : cuda::kSwizzle128;
+int SwizzleCode(const JbwTensorMapSpec& spec) {
+  if (spec.swizzle_bytes == 32) return cuda::kSwizzle32;
+  if (spec.swizzle_bytes == 64) return cuda::kSwizzle64;
+  return spec.swizzle_atom_bytes == 32 ? cuda::kSwizzle128Atom32 : cuda::kSwizzle128;
 }
 
 Status EncodeError(const cuda::Driver& driver, const JbwTensorMapSpec& spec, const char* name, const void* address,
@@ -26,10 +22,9 @@ Status EncodeError(const cuda::Driver& driver, const JbwTensorMapSpec& spec, con
 Status EncodeTensorMap(const cuda::Driver& driver, const JbwTensorMapSpec& spec, const char* name, void* address,
                        void* map) {
   constexpr uint32_t kRank = 3, kElementStrides[kRank] = {1, 1, 1};
-  const cuda::Result result =
-      driver.cuTensorMapEncodeTiled(static_cast<cuda::TensorMap*>(map), DtypeCode(spec.dtype), kRank, address,
-                                    spec.dims, spec.stride_bytes, spec.box, kElementStrides, cuda::kInterleaveNone,
-                                    SwizzleCode(spec.swizzle_bytes), cuda::kL2Promotion128, cuda::kOobFillZeros);
+  const cuda::Result result = driver.cuTensorMapEncodeTiled(
+      static_cast<cuda::TensorMap*>(map), spec.data_type, kRank, address, spec.dims, spec.stride_bytes, spec.box,
+      kElementStrides, cuda::kInterleaveNone, SwizzleCode(spec), cuda::kL2Promotion128, cuda::kOobFillZeros);
   return result == cuda::kSuccess ? Status() : EncodeError(driver, spec, name, address, result);
 }
 

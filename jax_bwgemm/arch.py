@@ -7,9 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock.
+    """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock, 0 where the
+    target has no instruction.
 
-    `l2_read_bytes_per_clk` is what one SM gets out of the L2 cache while all of them read.
+    `l2_read_bytes_per_clk` is what one SM gets out of the L2 cache while all of them read. `clusters`: how many of 1,
+    2, 4, 8 and 16 CTAs run at once, one CTA a SM; empty where nobody has asked a device.
     """
 
     name: str
@@ -18,33 +20,55 @@ class Arch:
     num_sms: int
     clock_ghz: float
     bf16_flops_per_clk: int
+    tf32_flops_per_clk: int
+    fp8_flops_per_clk: int
+    int8_ops_per_clk: int
     smem_bytes: int
     tmem_cols: int
     l2_bytes: int
     l2_read_bytes_per_clk: float
     memory_tb_per_s: float
+    clusters: tuple[int, ...]
     source: str
+
+    def max_clusters(self, ctas: int) -> int:
+        """Clusters of `ctas`, a power of two, that run at once."""
+        known = dict(zip((1, 2, 4, 8, 16), self.clusters, strict=False))
+        return known.get(ctas, max(1, self.num_sms // ctas))
 
     @property
     def peak_tflops(self) -> float:
         """bf16 with float32 accumulation at `clock_ghz`, in TFLOP/s."""
         return self.num_sms * self.clock_ghz * self.bf16_flops_per_clk / 1e3
 
+    def flops_per_clk(self, in_dtype: str) -> int:
+        """The tensor cores' rate for operands of `in_dtype`, per SM and clock."""
+        if in_dtype == "float32":
+            return self.tf32_flops_per_clk
+        if in_dtype in ("int8", "uint8"):
+            return self.int8_ops_per_clk
+        return self.fp8_flops_per_clk if in_dtype.startswith("float8") else self.bf16_flops_per_clk
+
 
 _SMEM_227_KIB = 227 * 1024  # CUDA C++ programming guide, technical specifications: 227 KB a block for 9.0 and 10.x
 _HOPPER_L2_READ = 43.0  # measured on an H200: our 128x128 and 64x128 tiles without multicast at 4096x4096x4096
+_H200_CLUSTERS = (132, 66, 30, 15, 7)  # cuOccupancyMaxActiveClusters of our 128x128 kernel
 _BLACKWELL_L2_READ = 81.0  # published TMA microbenchmark on a B200, one SM reading; all at once is not published
 
 ARCHS = {
     arch.name: arch
     for arch in (
-        Arch("h100", "sm_90a", (9, 0), 132, 1.83, 4096, _SMEM_227_KIB, 0, 50 * 2**20, _HOPPER_L2_READ, 3.35,
-             "NVIDIA H100 datasheet and whitepaper (SXM)"),
-        Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, _SMEM_227_KIB, 0, 60 * 2**20, _HOPPER_L2_READ, 4.3,
-             "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth"),
-        Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, _SMEM_227_KIB, 512, 126 * 2**20, _BLACKWELL_L2_READ, 7.7,
+        Arch("h100", "sm_90a", (9, 0), 132, 1.83, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
+             50 * 2**20, _HOPPER_L2_READ, 3.35, _H200_CLUSTERS,
+             "NVIDIA H100 datasheet and whitepaper (SXM); clusters as on an H200"),
+        Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
+             60 * 2**20, _HOPPER_L2_READ, 4.3, _H200_CLUSTERS,
+             "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth, clusters"),
+        Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, 4096, 16384, 16384, _SMEM_227_KIB, 512,
+             126 * 2**20, _BLACKWELL_L2_READ, 7.7, (),
              "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project"),
-        Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, _SMEM_227_KIB, 512, 126 * 2**20, _BLACKWELL_L2_READ, 8.0,
+        Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, 4096, 16384, 0, _SMEM_227_KIB, 512,
+             126 * 2**20, _BLACKWELL_L2_READ, 8.0, (),
              "NVIDIA Blackwell Ultra datasheet; not measured by this project"),
     )
 }  # fmt: skip

@@ -16,13 +16,15 @@ from jax_bwgemm._version import __version__
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 REMEDY = "run `python -m jax_bwgemm build`"
 PARAM_KINDS = (
     "tma_a",
     "tma_b",
     "tma_c",
+    "tma_r",
+    "c",
     "m",
     "n",
     "k",
@@ -31,10 +33,14 @@ PARAM_KINDS = (
     "b_batch_step",
     "raster_group",
     "raster_along_n",
+    "a_policy",
+    "b_policy",
     "alpha",
     "bias",
 )
-_OPERANDS = ("a", "b", "c")
+
+
+_added: list[pathlib.Path] = []
 
 
 class ManifestError(ValueError):
@@ -56,15 +62,20 @@ class Param:
 
 @dataclasses.dataclass(frozen=True)
 class TmaFacts:
-    """The box of one issued TMA instruction, innermost dimension first, in elements."""
+    """The box of one issued TMA instruction, innermost dimension first, in elements; what a swizzle moves as a whole
+    is `swizzle_atom_bytes`."""
 
     box: tuple[int, int, int]
     swizzle_bytes: int
+    swizzle_atom_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the launcher and a maintainer need to know of one cubin."""
+    """What the launcher and a maintainer need to know of one cubin.
+
+    `tma` has the keys "a" and "b", "c" where the variant's `store` is "tma", and "r" where it adds a residual.
+    """
 
     variant: Variant
     entry: str
@@ -99,10 +110,10 @@ class Entry:
         variant = Variant(**{k: fields[k] for k in _names(Variant)} | {"tile": _build(Tile, fields["tile"], where)})
         if variant.name != fields["name"]:
             raise ManifestError(f"{where}: its fields require the name {variant.name}, got {fields['name']}")
-        _require_keys(set(_OPERANDS), fields["tma"], f"{where}, `tma`")
+        _require_keys(_tma_operands(variant), fields["tma"], f"{where}, `tma`")
         own = {k: fields[k] for k in _names(cls) - {"variant"}}
         own["params"] = tuple(_build(Param, param, where) for param in fields["params"])
-        own["tma"] = {k: _tma_facts(fields["tma"][k], where) for k in _OPERANDS}
+        own["tma"] = {k: _tma_facts(facts, where) for k, facts in fields["tma"].items()}
         return cls(variant=variant, **own)
 
 
@@ -151,15 +162,22 @@ def write_manifest(directory: str | os.PathLike[str], entries: Iterable[Entry], 
 
 
 def artifact_dirs() -> tuple[pathlib.Path, ...]:
-    """Where cubins are looked for: the directories of `JAX_BWGEMM_ARTIFACTS`, else the package's own.
+    """Where cubins are looked for: the directories of `JAX_BWGEMM_ARTIFACTS`, else the package's own; then `add_dir`'s.
 
     An editable install has two package directories: the sources and what was built.
     """
     if named := [part for part in os.environ.get("JAX_BWGEMM_ARTIFACTS", "").split(os.pathsep) if part]:
-        return tuple(map(pathlib.Path, named))
+        return (*map(pathlib.Path, named), *_added)
     package = sys.modules[__name__.rpartition(".")[0]]
     own = [pathlib.Path(directory) / "_artifacts" for directory in package.__path__]
-    return tuple(directory for directory in own if directory.is_dir()) or tuple(own[:1])
+    return *([directory for directory in own if directory.is_dir()] or own[:1]), *_added
+
+
+def add_dir(directory: str | os.PathLike[str]) -> None:
+    """Has cubins looked for in `directory` too, after all others, for the life of the process."""
+    path = pathlib.Path(directory)
+    if path not in _added:
+        _added.append(path)
 
 
 def find(variant: Variant) -> Entry | str:
@@ -229,6 +247,11 @@ def _tma_facts(fields: Mapping[str, Any], where: str) -> TmaFacts:
     facts: TmaFacts = _build(TmaFacts, fields, where)
     columns, rows, batch = facts.box
     return dataclasses.replace(facts, box=(columns, rows, batch))
+
+
+def _tma_operands(variant: Variant) -> set[str]:
+    """Those of a, b, c and the residual r that TMA moves."""
+    return {"a", "b"} | ({"c"} if variant.store == "tma" else set()) | ({"r"} if variant.has_residual else set())
 
 
 def _require_keys(required: set[str], fields: Mapping[str, Any], where: str) -> None:

@@ -6,8 +6,7 @@ In order of preference the mapped axis v joins the rows of `a` (when `b` is not 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -19,43 +18,65 @@ from jax_bwgemm.reference import apply_epilogue
 from jax_bwgemm.shape_rules import sizes
 
 Batched = tuple[jax.Array, int | None]
-Bind = Callable[..., jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Merged:
+    """Operands of one larger product; of the result as (batch, m, n), axis v is dimension `dim` of `shape`."""
+
+    a: jax.Array
+    b: jax.Array
+    shape: tuple[int, ...]
+    dim: int
+
+    def bias(self, bias: jax.Array) -> jax.Array:
+        """One that is not mapped, for all columns."""
+        return jnp.tile(bias, self.shape[2]) if self.dim == 2 else bias
+
+    def residual(self, residual: jax.Array, dim: int | None, result: tuple[int, ...]) -> jax.Array:
+        """Laid out as the larger product's `result`; repeated where it is not mapped."""
+        if dim is None:
+            residual = jnp.broadcast_to(jnp.expand_dims(residual, self.dim), self.shape)
+        else:
+            residual = jnp.moveaxis(residual, dim, self.dim)
+        return residual.reshape(result)
+
+    def split(self, out: jax.Array) -> Batched:
+        return out.reshape(self.shape), self.dim
 
 
 def _matmul_batch_rule(args: Any, dims: Any, **params: Any) -> Batched:
-    return _batch(functools.partial(product, **params), args, dims, params["a_major"], params["b_major"])
+    merged = _merged(args, dims, params["a_major"], params["b_major"])
+    return merged.split(product(merged.a, merged.b, **params))
 
 
 def _fused_matmul_batch_rule(args: Any, dims: Any, **params: Any) -> Batched:
-    (a, b, *bias), (a_dim, b_dim, *bias_dim) = args, dims
-    if bias and bias_dim[0] is not None:
-        return _batch_bias((a, b), (a_dim, b_dim), bias[0], bias_dim[0], **params)
+    by_rank = {x.ndim - (dim is not None): (x, dim) for x, dim in zip(args[2:], dims[2:], strict=True)}
+    bias, bias_dim = by_rank.get(1, (None, None))
+    residual, residual_dim = by_rank.get(3, (None, None))
+    if bias_dim is not None or dims[:2] == (None, None):
+        return _batch_outside(args[:2], dims[:2], (bias, bias_dim), (residual, residual_dim), **params)
+    majors = params["a_major"], params["b_major"]
+    merged = _merged(args[:2], dims[:2], *majors)
+    result = sizes(merged.a.shape, merged.b.shape, *majors)[:3]
+    bias = None if bias is None else merged.bias(bias)
+    residual = None if residual is None else merged.residual(residual, residual_dim, result)
+    return merged.split(fused_product(merged.a, merged.b, bias, residual, **params))
 
-    def bind(a: jax.Array, b: jax.Array, repeats: int = 1) -> jax.Array:
-        return fused_product(a, b, jnp.tile(bias[0], repeats) if bias else None, **params)
 
-    return _batch(bind, (a, b), (a_dim, b_dim), params["a_major"], params["b_major"], has_columns=bool(bias))
-
-
-def _batch_bias(
-    args: Any,
-    dims: Any,
-    bias: jax.Array,
-    bias_dim: int,
-    activation: str | None,
-    out_dtype: Any,
-    alpha: float,
-    **params: Any,
+def _batch_outside(
+    args: Any, dims: Any, bias: Any, residual: Any, activation: str | None, out_dtype: Any, alpha: float, **params: Any
 ) -> Batched:
-    """A kernel takes one bias, so a mapped one is added to the product's float32."""
+    """A kernel takes one bias, so a mapped one is added to the product's float32; and where only what is added is
+    mapped, there is one product."""
     params |= {"alpha": 1.0, "out_dtype": jnp.dtype("float32")}
-    mapped = dims != (None, None)
-    acc = _front(*_matmul_batch_rule(args, dims, **params)) if mapped else product(*args, **params)[None]
-    bias = jnp.moveaxis(bias, bias_dim, 0)[:, None, None, :]
-    return apply_epilogue(acc, bias, alpha=alpha, activation=activation, out_dtype=out_dtype), 0
+    acc = product(*args, **params)[None] if dims == (None, None) else _front(*_matmul_batch_rule(args, dims, **params))
+    bias, residual = (None if x is None else _front(x, dim) for x, dim in (bias, residual))
+    bias = None if bias is None else bias[:, None, None, :]
+    return apply_epilogue(acc, bias, residual, alpha=alpha, activation=activation, out_dtype=out_dtype), 0
 
 
-def _batch(bind: Bind, args: Any, dims: Any, a_major: str, b_major: str, has_columns: bool = False) -> Batched:
+def _merged(args: Any, dims: Any, a_major: str, b_major: str) -> _Merged:
     (a, b), (a_dim, b_dim) = args, dims
     v = a.shape[a_dim] if a_dim is not None else b.shape[b_dim]
     a_v, b_v = _front(a, a_dim), _front(b, b_dim)
@@ -63,19 +84,16 @@ def _batch(bind: Bind, args: Any, dims: Any, a_major: str, b_major: str, has_col
     rows_stack = a_major == "k"  # (l, m, k): l and m are neighbours
     if a_dim is not None and b_dim is None:
         if b.shape[0] == 1:
-            out = bind(_merge(a_v, 0, 3)[None] if rows_stack else _merge(a_v, 0, 2), b)
-            return out.reshape(v, batch, m, n), 0
-        out = bind(_into(a, a_dim, 1 if rows_stack else 2), b)
-        return out.reshape(batch, v, m, n), 1
+            rows = _merge(a_v, 0, 3)[None] if rows_stack else _merge(a_v, 0, 2)
+            return _Merged(rows, b, (v, batch, m, n), 0)
+        return _Merged(_into(a, a_dim, 1 if rows_stack else 2), b, (batch, v, m, n), 1)
     if rows_stack and b_v.shape[1] == 1 and batch > 1:
-        a_rows = _merge(a_v, 1, 3)
-        return bind(a_rows, _merge(b_v, 0, 2)).reshape(v, batch, m, n), 0
+        return _Merged(_merge(a_v, 1, 3), _merge(b_v, 0, 2), (v, batch, m, n), 0)
     if a_dim is None and batch > 1 and a.shape[0] > 1:
-        out = bind(a, _into(b, b_dim, 2 if b_major == "n" else 1), *([v] if has_columns else []))
-        return out.reshape(batch, m, v, n), 2
+        return _Merged(a, _into(b, b_dim, 2 if b_major == "n" else 1), (batch, m, v, n), 2)
     if a_dim is not None:
         a_v, b_v = (jnp.broadcast_to(x, (v, batch, *x.shape[2:])) for x in (a_v, b_v))
-    return bind(_merge(a_v, 0, 2), _merge(b_v, 0, 2)).reshape(v, batch, m, n), 0
+    return _Merged(_merge(a_v, 0, 2), _merge(b_v, 0, 2), (v, batch, m, n), 0)
 
 
 def _front(x: jax.Array, dim: int | None) -> jax.Array:

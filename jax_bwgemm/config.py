@@ -1,4 +1,7 @@
-"""Process-wide defaults: what to do when XLA takes over, the device to plan for, what to emulate. Knows no problem."""
+"""Process-wide defaults: what to do when XLA takes over, the device to plan for, what to emulate, whether to compile.
+
+Knows no problem.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from jax_bwgemm.arch import ARCHS, by_name
 POLICIES = ("warn", "ignore", "error")
 EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
 EMULATE = ("off", *EMULATED_DEVICES)
+COMPILE_MISSING = ("auto", "never")
 
 
 class FallbackWarning(UserWarning):
@@ -29,12 +33,14 @@ class FallbackError(RuntimeError):
 class Config:
     """`on_fallback`: "warn" (once per problem), "ignore" or "error". `device`: a key of `ARCHS`, None to detect it.
 
-    `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off".
+    `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off". `compile_missing`:
+    "auto" compiles a kernel that is asked for and missing, where CuTeDSL is installed; "never" leaves it to XLA.
     """
 
     on_fallback: str = "warn"
     device: str | None = None
     emulate: str = "off"
+    compile_missing: str = "auto"
 
     def __post_init__(self) -> None:
         if self.on_fallback not in POLICIES:
@@ -43,6 +49,9 @@ class Config:
             by_name(self.device)
         if self.emulate not in EMULATE:
             raise ValueError(f"`emulate` requires one of {', '.join(EMULATE)}, got {self.emulate!r}")
+        if self.compile_missing not in COMPILE_MISSING:
+            rule = f"`compile_missing` requires one of {', '.join(COMPILE_MISSING)}"
+            raise ValueError(f"{rule}, got {self.compile_missing!r}")
         legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
         if self.is_emulated and self.planned_device not in legal:
             names = ", ".join(legal)
@@ -63,20 +72,31 @@ _reported: set[tuple[str, str]] = set()
 
 
 def current() -> Config:
-    """What holds here: the innermost `config` block, else `JAX_BWGEMM_ON_FALLBACK`, `_DEVICE` and `_EMULATE`."""
+    """What holds here: the innermost `config` block, else `JAX_BWGEMM_ON_FALLBACK` and the variables like it."""
     override: Config | None = _override.value
     return override or _from_environment()
 
 
-def resolve(on_fallback: str | None, device: str | None, emulate: str | None = None) -> Config:
+def resolve(
+    on_fallback: str | None, device: str | None, emulate: str | None = None, compile_missing: str | None = None
+) -> Config:
     """An argument that is None takes its default from `current`."""
     default = current()
-    return Config(on_fallback or default.on_fallback, device or default.device, emulate or default.emulate)
+    return Config(
+        on_fallback or default.on_fallback,
+        device or default.device,
+        emulate or default.emulate,
+        compile_missing or default.compile_missing,
+    )
 
 
 @contextlib.contextmanager
 def config(
-    *, on_fallback: str | None = None, device: str | None = None, emulate: str | None = None
+    *,
+    on_fallback: str | None = None,
+    device: str | None = None,
+    emulate: str | None = None,
+    compile_missing: str | None = None,
 ) -> Iterator[Config]:
     """Defaults for the calls made inside the block, by this thread; a `jax.jit` traces anew for other defaults.
 
@@ -84,10 +104,13 @@ def config(
       on_fallback: "warn", "ignore" or "error"; None keeps what holds outside.
       device: "h100", "h200", "b200" or "b300"; None keeps what holds outside.
       emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None keeps what holds outside.
+      compile_missing: "auto": a product whose `tile` was given, or that no kernel at hand can do, has its kernel
+        compiled (some seconds, once) into the user's cache directory if CuTeDSL is installed; "never"; None keeps what
+        holds outside.
 
     Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
     """
-    with _override(resolve(on_fallback, device, emulate)):
+    with _override(resolve(on_fallback, device, emulate, compile_missing)):
         yield current()
 
 
@@ -107,11 +130,9 @@ def forget_reported() -> None:
 
 
 def _from_environment() -> Config:
-    on_fallback = os.environ.get("JAX_BWGEMM_ON_FALLBACK") or "warn"
-    device = os.environ.get("JAX_BWGEMM_DEVICE") or None
-    emulate = os.environ.get("JAX_BWGEMM_EMULATE") or "off"
+    names = {field.name: f"JAX_BWGEMM_{field.name.upper()}" for field in dataclasses.fields(Config)}
+    values = {field: os.environ[name] for field, name in names.items() if os.environ.get(name)}
     try:
-        return Config(on_fallback, device, emulate)
+        return Config(**values)
     except ValueError as error:
-        names = "JAX_BWGEMM_ON_FALLBACK, JAX_BWGEMM_DEVICE or JAX_BWGEMM_EMULATE"
-        raise ValueError(f"{error}, from {names}") from None
+        raise ValueError(f"{error}, from {' or '.join(names.values())}") from None

@@ -1,33 +1,72 @@
 """Analytic cost of a tile: cycles of its main loop, its waves and its memory traffic. States no preference.
 
-The model orders tiles; it does not promise a time. A cluster tile costs, per CTA,
+The model orders tiles; it does not promise a time. From the inside out:
 
-    main loop = k steps * (tensor core cycles beside L2 fill cycles), epilogue, and a latency once per launch
+    k step   the tensor cores beside the L2 cache that fills a stage; at least a load's latency over the stages
+    tile     its k steps (divided by `cluster_k`), and what of commit, exchange and epilogue no main loop hides
+    launch   as many waves of cluster tiles as the SMs need, beside the traffic to device memory
+    around   passes over operands whose rows TMA cannot step over
 
-and the product takes as many waves of cluster tiles as the SMs need. On Hopper the consumers store their result before
-they go on; on Blackwell the epilogue of one accumulator runs beside the main loop of the next, and only the last shows.
+On Blackwell the SMs' clock falls as the tensor cores' utilisation rises, which takes a fixed point; L2 and device
+memory are taken to keep their own clock. That is an assumption, as `RETAINED` is: refitted without the one or the
+other, the root mean square of the errors below is 3.9 % instead of 1.7 %.
+
+Each constant below says what it is: published, measured, assumed or fitted. The fitted ones are fitted to ten
+figures, which `python -m jax_bwgemm explain --published` prints with the error of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import Tile, num_threads
+from jax_bwgemm.tile import Tile, acc_stages, is_tma_storable, num_stages, num_threads, padding
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
-LATENCY_CYCLES = 2000  # the first stage's TMA round trip: 900 cycles for 512 bytes, 2700 for 64 KB, published on a B200
+COMMIT_CYCLES = {1: 148, 2: 182}  # by cta_group: n MMAs, commit and wait take a*n + this; published, B200
+LOAD_LATENCY = ((512, 900), (65536, 2700))  # (bytes, cycles) of a TMA round trip; published, B200; linear between
 LAUNCH_US = 2.4  # cuLaunchKernelEx of an empty kernel, measured on an H200, driver 580.159.04
 STORE_BYTES_PER_CLK = 64  # shared memory to L2 by TMA store: half of shared memory's 128 B/clk, CUDA C++ guide
-OVERLAP = 4.0  # chosen, not fitted: on the 9 products it was tried on (H200) the choice was within 1 % of the best
+SMEM_BYTES_PER_CLK = 128  # what MMAs read their operands with, CUDA C++ guide; gives the published intervals
 DRAIN_CYCLES = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's 128x256; assumed
+RETAINED = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
+CLOCK = (1.90, 0.61, 0.06)  # GHz: first - second * utilisation, plus third for CTA pairs; published fit, B200
+CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point, a contraction: 0.61 * utilisation / clock < 0.5
+
+OVERLAP = 4.0  # exponent, tensor cores beside L2 fill: chosen on an H200, and as good as any on the ten figures
+MEMORY_OVERLAP = {"hopper": 4.0, "blackwell": 1.75}  # exponent, SMs beside device memory; chosen on an H200; fitted
+START_CYCLES = 1000  # of a CTA: barriers, TMEM, meeting its cluster; fitted
+ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies; fitted
+THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores; fitted
+HOPPER_THREAD_STORE_CYCLES = 0.25  # the same of our own 2-byte stores, 8192x50257x768 on an H200
+EXCHANGE_CYCLES = 2500, 600  # of a tile that is split along k, and for each CTA that meets; six products on an H200
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How a kernel goes about its tiles. The defaults are the shipped kernels'; the rest is there to model others'.
+
+    `has_load_warp`: loads and MMAs are issued by different warps. `loads_run_ahead` into the next tile.
+    `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads".
+    """
+
+    stages: int
+    acc_stages: int = 1
+    is_persistent: bool = True
+    has_load_warp: bool = True
+    loads_run_ahead: bool = True
+    is_grouped: bool = True
+    store: str = "tma"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """`us` on the device, `utilisation` of its dense peak, `waves` of cluster tiles, what `bound` the time, and how
-    many `l2_bytes` all CTAs read.
+    """`us` on the device, `utilisation` of its dense peak for these dtypes, `waves` of cluster tiles, what `bound` the
+    time, how many `l2_bytes` all CTAs read, the SMs' `clock_ghz`, and what of `us` went into padding operands.
+
+    `mma_interval`: cycles of one MMA; `fill_rate`: bytes a clock that a CTA must read from L2 to keep up with them.
     """
 
     us: float
@@ -35,24 +74,69 @@ class Cost:
     waves: int
     bound: str
     l2_bytes: float
+    clock_ghz: float
+    padding_us: float
+    mma_interval: float
+    fill_rate: float
 
 
-def cost(tile: Tile, problem: Problem, arch: Arch) -> Cost:
+def cost(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule | None = None) -> Cost:
     """What `tile` takes for `problem` on `arch`. Meaningful only where `tile.why_not` has no objection."""
-    waves = num_waves(tile, problem, arch)
-    cycles = LATENCY_CYCLES + _tile_cycles(tile, problem, arch, waves)
-    compute_us = cycles / (arch.clock_ghz * 1e3)
-    memory_us = problem.min_bytes / (arch.memory_tb_per_s * 1e6)
-    us = _overlapped(compute_us, memory_us) + LAUNCH_US
-    bound = "memory" if memory_us > compute_us else _step_bound(tile, problem, arch)
-    return Cost(us, problem.flops / (us * arch.peak_tflops * 1e6), waves, bound, _l2_bytes(tile, problem))
+    schedule = schedule or shipped_schedule(tile, problem, arch)
+    memory_us = memory_bytes(tile, problem, arch, schedule.is_grouped) / (arch.memory_tb_per_s * 1e6)
+    clock = arch.clock_ghz
+    for _ in range(CLOCK_STEPS):
+        compute_us = _launch_cycles(tile, problem, arch, schedule, clock) / (clock * 1e3)
+        us = _overlapped(compute_us, memory_us, MEMORY_OVERLAP[family(arch.target)])
+        at_clock = problem.flops / (us * 1e3 * clock * arch.num_sms * arch.flops_per_clk(problem.a_dtype))
+        before, clock = clock, loaded_clock(tile, arch, at_clock)
+        if abs(clock - before) < CLOCK_TOLERANCE_GHZ:
+            break
+    bound = "memory" if memory_us > compute_us else _step_bound(tile, problem, arch, schedule, clock)
+    padding_us = _padding_us(problem, arch)
+    us += LAUNCH_US + padding_us
+    utilisation = problem.flops / (us * 1e6 * peak_tflops(problem, arch))
+    waves, rate = num_waves(tile, problem, arch), fill_rate(tile, DTYPE_BYTES[problem.a_dtype], arch)
+    l2_bytes, interval = _l2_bytes(tile, problem), mma_interval(tile, arch)
+    return Cost(us, utilisation, waves, bound, l2_bytes, clock, padding_us, interval, rate)
+
+
+def peak_tflops(problem: Problem, arch: Arch) -> float:
+    """Dense, for the problem's dtypes, at the device's highest clock."""
+    return arch.num_sms * arch.clock_ghz * arch.flops_per_clk(problem.a_dtype) / 1e3
+
+
+def roofline_us(problem: Problem, arch: Arch) -> float:
+    """No kernel takes less: the tensor cores at the highest clock, or each byte moved once."""
+    return max(problem.flops / (peak_tflops(problem, arch) * 1e6), problem.min_bytes / (arch.memory_tb_per_s * 1e6))
+
+
+def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
+    """What our kernels do with a tile."""
+    is_blackwell = family(arch.target) == "blackwell"
+    return Schedule(
+        num_stages(tile, problem.a_dtype, problem.out_dtype, arch),
+        acc_stages(tile, arch.tmem_cols) if is_blackwell else 1,
+        store="tma" if is_tma_storable(problem) else "threads",
+    )
+
+
+def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:
+    """GHz of the SMs while their tensor cores are busy for this fraction of the time. No fit is known for Hopper."""
+    if family(arch.target) == "hopper":
+        return arch.clock_ghz
+    idle, slope, pairs = CLOCK
+    return min(arch.clock_ghz, idle - slope * utilisation + pairs * (tile.cta_group - 1))
 
 
 def num_waves(tile: Tile, problem: Problem, arch: Arch) -> int:
     """Rounds of cluster tiles, one CTA a SM."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    slots = max(1, arch.num_sms // (tile.cluster_m * tile.cluster_n))
-    return _ceil_div(tiles_m * tiles_n * problem.batch, slots)
+    return _ceil_div(tiles_m * tiles_n * problem.batch, concurrent_clusters(tile, arch))
+
+
+def concurrent_clusters(tile: Tile, arch: Arch) -> int:
+    return arch.max_clusters(tile.cluster_ctas)
 
 
 def cluster_tiles(tile: Tile, problem: Problem) -> tuple[int, int]:
@@ -60,20 +144,35 @@ def cluster_tiles(tile: Tile, problem: Problem) -> tuple[int, int]:
     return _ceil_div(problem.m, tile.cluster_m * tile.cta_m), _ceil_div(problem.n, tile.cluster_n * tile.mma_n)
 
 
+def k_steps(tile: Tile, problem: Problem) -> int:
+    """Stages that one CTA goes through for a tile."""
+    return _ceil_div(_ceil_div(problem.k, tile.k_tile), tile.cluster_k)
+
+
+def mma_interval(tile: Tile, arch: Arch) -> float:
+    """Tensor core cycles of one MMA, which covers 32 bytes of k: the multiplier's rate, or reading the operands.
+
+    The rates: wgmma m64nN takes N/2 cycles (measured on an H200); tcgen05.mma N/2, but N/4 with 128 rows over a pair
+    (published, B200). A CTA's tensor cores read its rows of A and its columns of B at SMEM_BYTES_PER_CLK, which gives
+    the published 32 + N/4 (1-CTA), 32 + N/8 and 16 + N/8 (2-CTA), and the H200's knee at N = 64. For 64 rows on one
+    Blackwell CTA only N/2 is published; the operands' term is below it from N = 64 on.
+    """
+    if family(arch.target) == "hopper":
+        warpgroup_mmas = tile.mma_m // 64
+        return warpgroup_mmas * max(tile.mma_n / 2, (64 + tile.mma_n) * MMA_K_BYTES / SMEM_BYTES_PER_CLK)
+    is_half = tile.cta_group == 2 and tile.mma_m == 128
+    rows = tile.mma_m // tile.cta_group
+    operands = (rows + tile.load_n) * MMA_K_BYTES / SMEM_BYTES_PER_CLK
+    return max(tile.mma_n / (4 if is_half else 2), operands)
+
+
 def mma_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
     """Tensor core cycles of one k step of one CTA (or CTA pair)."""
-    n = tile.mma_n
-    if family(arch.target) == "hopper":
-        interval = tile.mma_m / 64 * n / 2  # m64nNk16 takes N/2 cycles; measured on an H200, CUDA 13
-    elif tile.cta_group == 2:
-        interval = max(n / 2, 32 + n / 8)  # M=256 over a CTA pair; published microbenchmark on a B200
-    else:
-        interval = max(n / 2, 32 + n / 4)  # M=128; the same
-    return interval * tile.k_tile * in_bytes / MMA_K_BYTES
+    return tile.num_accs * mma_interval(tile, arch) * tile.k_tile * in_bytes / MMA_K_BYTES
 
 
 def fill_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
-    """L2 cycles of one k step of one CTA."""
+    """L2 cycles of one k step of one CTA, at the device's highest clock."""
     return fill_bytes(tile, in_bytes) / arch.l2_read_bytes_per_clk
 
 
@@ -84,37 +183,126 @@ def fill_bytes(tile: Tile, in_bytes: int) -> float:
     return (a_rows + b_rows) * tile.k_tile * in_bytes
 
 
-def epilogue_cycles(tile: Tile, out_bytes: int, arch: Arch) -> float:
+def fill_rate(tile: Tile, in_bytes: int, arch: Arch) -> float:
+    """Bytes a clock that one CTA must read from L2 while its tensor cores never wait."""
+    return fill_bytes(tile, in_bytes) / mma_cycles(tile, in_bytes, arch)
+
+
+def load_latency(tile: Tile, in_bytes: int) -> float:
+    """Cycles from issuing the larger operand's load to its arrival, at the highest clock."""
+    (small, least), (large, most) = LOAD_LATENCY
+    size = max(tile.cta_m // tile.num_accs, tile.load_n) * tile.k_tile * in_bytes
+    return least + (most - least) * (size - small) / (large - small)
+
+
+def epilogue_cycles(
+    tile: Tile, out_bytes: int, arch: Arch, store: str = "tma", store_bytes_per_clk: float = STORE_BYTES_PER_CLK
+) -> float:
     """Conversion and store of one CTA's part of the result."""
-    warpgroups = num_threads(tile, arch.target) // 128 - 1 if family(arch.target) == "hopper" else 1
-    elems = tile.cta_m * tile.mma_n
-    return DRAIN_CYCLES * elems / (128 * 256 * warpgroups) + elems * out_bytes / STORE_BYTES_PER_CLK
+    elems = tile.cta_m * tile.mma_n / tile.cluster_k
+    if store == "threads":
+        return (HOPPER_THREAD_STORE_CYCLES if family(arch.target) == "hopper" else THREAD_STORE_CYCLES) * elems
+    is_shared = family(arch.target) == "hopper" and not tile.pingpong
+    warpgroups = num_threads(tile, arch.target) // 128 - 1 if is_shared else 1
+    return DRAIN_CYCLES * elems / (128 * 256 * warpgroups) + elems * out_bytes / store_bytes_per_clk
 
 
-def _tile_cycles(tile: Tile, problem: Problem, arch: Arch, waves: int) -> float:
-    in_bytes = DTYPE_BYTES[problem.a_dtype]
-    steps = _ceil_div(problem.k, tile.k_tile)
-    main = steps * _overlapped(mma_cycles(tile, in_bytes, arch), fill_cycles(tile, in_bytes, arch))
-    epilogue = epilogue_cycles(tile, DTYPE_BYTES[problem.out_dtype], arch)
-    if family(arch.target) == "hopper":
-        return waves * (main + epilogue)
-    return main + (waves - 1) * max(main, epilogue) + epilogue
+def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
+    """Bytes a clock at which a CTA stores: shared memory's rate, or its share of device memory's where all CTAs store
+    at once and the L2 cache cannot take it (Hopper, whose cooperative warpgroups load nothing meanwhile)."""
+    out_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
+    if family(arch.target) == "blackwell" or tile.pingpong or out_bytes <= RETAINED * arch.l2_bytes:
+        return STORE_BYTES_PER_CLK
+    return arch.memory_tb_per_s * 1e3 / (arch.num_sms * arch.clock_ghz)
 
 
-def _overlapped(x: float, y: float) -> float:
+def exchange_cycles(tile: Tile, arch: Arch) -> float:
+    """Split-K: each CTA reads its part of the accumulators of the others, through distributed shared memory.
+
+    Assumed to be as fast as L2; what the CTAs' meetings cost is measured.
+    """
+    if tile.cluster_k == 1:
+        return 0.0
+    others = 4 * tile.cta_m * tile.mma_n * (tile.cluster_k - 1) / tile.cluster_k
+    return EXCHANGE_CYCLES[0] + EXCHANGE_CYCLES[1] * tile.cluster_k + others / arch.l2_read_bytes_per_clk
+
+
+def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True) -> float:
+    """Device memory traffic: an operand that does not stay in L2 is read again for each block of concurrent tiles."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    wave = concurrent_clusters(tile, arch)
+    ideal = math.sqrt(wave * tile.cluster_n * tile.mma_n / (tile.cluster_m * tile.cta_m))
+    rows = max(1.0, min(tiles_m, ideal if is_grouped else wave / tiles_n))
+    cols = max(1.0, min(tiles_n, wave / rows))
+    in_bytes, retained = DTYPE_BYTES[problem.a_dtype], RETAINED * arch.l2_bytes
+    moved = float(problem.min_bytes)
+    operands = (problem.m, problem.a_batch, tiles_n / cols), (problem.n, problem.b_batch, tiles_m / rows)
+    for extent, batch, blocks in operands:
+        matrix = extent * problem.k * in_bytes
+        if matrix > retained:
+            moved += batch * matrix * (problem.batch // batch * blocks - 1)
+    return moved
+
+
+def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
+    waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
+    latency = load_latency(tile, in_bytes) * clock / arch.clock_ghz
+    start = START_CYCLES + latency
+    main = k_steps(tile, problem) * _step_cycles(tile, in_bytes, arch, schedule, clock)
+    epilogue = COMMIT_CYCLES[tile.cta_group] if family(arch.target) == "blackwell" else 0.0
+    rate = store_rate(tile, problem, arch)
+    epilogue += epilogue_cycles(tile, DTYPE_BYTES[problem.out_dtype], arch, schedule.store, rate)
+    epilogue += exchange_cycles(tile, arch)
+    if not schedule.is_persistent:
+        return waves * (start + main + epilogue)
+    if schedule.acc_stages == 2:
+        return start + main + (waves - 1) * max(main, epilogue) + epilogue
+    if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop
+        return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
+    refill = 0.0 if schedule.loads_run_ahead else latency
+    return start + waves * (main + epilogue) + (waves - 1) * refill
+
+
+def _step_cycles(tile: Tile, in_bytes: int, arch: Arch, schedule: Schedule, clock: float) -> float:
+    mma, fill, hidden = _step_parts(tile, in_bytes, arch, schedule, clock)
+    return max(_overlapped(mma, fill, OVERLAP), hidden)
+
+
+def _step_parts(tile: Tile, in_bytes: int, arch: Arch, schedule: Schedule, clock: float) -> tuple[float, float, float]:
+    """SM cycles of a step if only the tensor cores, the L2 cache or the loads' latency counted."""
+    own_clock = clock / arch.clock_ghz
+    mma = mma_cycles(tile, in_bytes, arch) + (0 if schedule.has_load_warp else ISSUE_CYCLES)
+    latency = load_latency(tile, in_bytes) * own_clock
+    return mma, fill_cycles(tile, in_bytes, arch) * own_clock, (latency + mma) / schedule.stages
+
+
+def _overlapped(x: float, y: float, exponent: float) -> float:
     """Two activities beside each other: the longer one, and more the closer they are, for neither is smooth."""
-    return (x**OVERLAP + y**OVERLAP) ** (1 / OVERLAP)
+    return (x**exponent + y**exponent) ** (1 / exponent)
+
+
+def _padding_us(problem: Problem, arch: Arch) -> float:
+    """One pass over each operand whose rows TMA cannot step over: it is read and written."""
+    in_bytes = DTYPE_BYTES[problem.a_dtype]
+    elems = {
+        "a": problem.a_batch * problem.m * problem.k,
+        "b": problem.b_batch * problem.k * problem.n,
+    }
+    moved = [2 * in_bytes * elems[x] for x in elems if padding(problem, x)]
+    return sum(LAUNCH_US + size / (arch.memory_tb_per_s * 1e6) for size in moved)
 
 
 def _l2_bytes(tile: Tile, problem: Problem) -> float:
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    steps = tiles_m * tiles_n * problem.batch * tile.cluster_m * tile.cluster_n * _ceil_div(problem.k, tile.k_tile)
+    steps = tiles_m * tiles_n * problem.batch * tile.cluster_ctas * k_steps(tile, problem)
     return steps * fill_bytes(tile, DTYPE_BYTES[problem.a_dtype])
 
 
-def _step_bound(tile: Tile, problem: Problem, arch: Arch) -> str:
-    in_bytes = DTYPE_BYTES[problem.a_dtype]
-    return "L2" if fill_cycles(tile, in_bytes, arch) > mma_cycles(tile, in_bytes, arch) else "tensor cores"
+def _step_bound(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> str:
+    mma, fill, hidden = _step_parts(tile, DTYPE_BYTES[problem.a_dtype], arch, schedule, clock)
+    if hidden > max(mma, fill):
+        return "latency"
+    return "L2" if fill > mma else "tensor cores"
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 
-from jax_bwgemm import artifacts, ffi
+from jax_bwgemm import artifacts, ffi, jit_build
 from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry
 from jax_bwgemm.plan import Plan, plan
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
@@ -24,20 +25,38 @@ class Decision:
     reason: str | None = None
 
 
-def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False) -> Decision:
-    """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there."""
+def decide(
+    problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False, compiles: bool = False
+) -> Decision:
+    """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
+
+    `compiles`: where no kernel at hand can, the one that the planner would choose of all is compiled. ValueError if
+    `tile` cannot compute `problem`.
+    """
     arch = target_arch(device)
     if isinstance(arch, str):
         return Decision(reason=arch)
     if problem.is_empty:
         return Decision(reason="there is nothing to multiply")
-    chosen = plan(problem, arch, tile, _missing_ptx if is_emulated else _missing)
-    if chosen.variant is None:
-        return Decision(chosen, reason=chosen.reason)
-    if reason := ffi.status() if is_emulated else _why_not_launch():
-        return Decision(chosen, reason=reason)
+    missing = _missing_ptx if is_emulated else _missing
+    chosen = plan(problem, arch, tile, missing)
+    blocked = ffi.status() if is_emulated or _cuda_devices() else None
+    if chosen.variant is None and compiles and blocked is None:
+        chosen = _compiled(problem, chosen, tile, missing)
+    if chosen.variant is None or blocked:
+        return Decision(chosen, reason=chosen.reason or blocked)
+    if _cuda_devices() and not is_emulated:
+        ffi.register(artifacts.artifact_dirs())
     entry = artifacts.find(chosen.variant)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
+
+
+def without_epilogue(problem: Problem) -> Problem | None:
+    """The product that XLA can finish where the epilogue has no kernel: alone, in float32, so that there is one
+    rounding as ever. None where there is no epilogue."""
+    if problem.epilogue.kind == "identity":
+        return None
+    return dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
 
 
 def target_arch(device: str | None) -> Arch | str:
@@ -51,6 +70,17 @@ def target_arch(device: str | None) -> Arch | str:
     return detect(first.device_kind, first.compute_capability, getattr(first, "core_count", None))
 
 
+def _compiled(problem: Problem, chosen: Plan, tile: Tile | None, missing: Callable[[Variant], str | None]) -> Plan:
+    """The plan with the kernel that was wanted and missing, or `chosen`, which then says why it cannot be compiled."""
+    wanted = plan(problem, chosen.arch, tile).variant
+    if wanted is None:
+        return chosen
+    entry = jit_build.build(wanted)
+    if isinstance(entry, str):
+        return dataclasses.replace(chosen, reason=f"{chosen.reason}; {entry}")
+    return plan(problem, chosen.arch, tile, missing)
+
+
 def _missing(variant: Variant) -> str | None:
     found = artifacts.find(variant)
     return found if isinstance(found, str) else None
@@ -59,16 +89,6 @@ def _missing(variant: Variant) -> str | None:
 def _missing_ptx(variant: Variant) -> str | None:
     found = artifacts.find_ptx(variant)
     return found if isinstance(found, str) else None
-
-
-def _why_not_launch() -> str | None:
-    """Why the launcher cannot serve this process; None on a machine without a GPU, which only lowers for another."""
-    if not _cuda_devices():
-        return None
-    reason = ffi.status()
-    if reason is None:
-        ffi.register(artifacts.artifact_dirs())
-    return reason
 
 
 def _cuda_devices() -> list[jax.Device]:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_bwgemm.config import report_fallback, resolve
-from jax_bwgemm.matmul import Operands, checked_params
+from jax_bwgemm.matmul import Operands, checked_params, why_not_ours
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile, why_not_dtypes
+from jax_bwgemm.tile import Tile
 
 Array = jax.Array
 Axes = tuple[int, ...]
@@ -36,16 +36,18 @@ def dot_general(
     """`lax.dot_general` on this package's kernels, for `flax` layers and `jnp.einsum(..., _dot_general=)`.
 
     Any number of contracting and batch dimensions. An operand whose dimensions already stand in the order batch, free,
-    contracting, or batch, contracting, free, is taken as it is; others are transposed. bfloat16 and float16 operands
-    of one dtype are ours; all else is handed to `lax.dot_general` as it came, and `on_fallback` decides how loudly.
+    contracting, or batch, contracting, free, is taken as it is; others are transposed. Ours are the dtypes that
+    `matmul` names; all else is handed to `lax.dot_general` as it came, and `on_fallback` decides how loudly. A float8
+    result of ours saturates, and gradients are `matmul`'s.
 
     Args:
       lhs: array.
       rhs: array.
       dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
-      precision: ignored where a kernel computes (bfloat16 and float16 products are exact, sums are float32), but a
-        `DotAlgorithm` is left to XLA.
-      preferred_element_type: the result's dtype; None for the operands'.
+      precision: as for `lax.dot_general`; "highest" for float32 operands, and an algorithm that the kernels do not
+        compute, are left to XLA. It means nothing for other operands: their products are exact, sums are float32.
+      preferred_element_type: the result's dtype, int32 for integers to use a kernel; None for what lax makes of the
+        operands.
       out_sharding: left to XLA, if given.
       tile: as for `matmul`.
       on_fallback: as for `matmul`.
@@ -59,19 +61,18 @@ def dot_general(
       >>> layer = flax.linen.Dense(512, dtype=jnp.bfloat16, dot_general=jax_bwgemm.dot_general)
     """
     settings = resolve(on_fallback, device, emulate)
-    shape = _result_shape(lhs, rhs, dimension_numbers, precision, preferred_element_type)
+    result = _result(lhs, rhs, dimension_numbers, precision, preferred_element_type)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    params = checked_params(
-        lhs, rhs, out_dtype=preferred_element_type, alpha=1.0, bias=None, activation=None, tile=tile
-    )
+    plain: dict[str, Any] = {"alpha": 1.0, "bias": None, "activation": None, "residual": None}
+    params = checked_params(lhs, rhs, out_dtype=result.dtype, **plain, tile=tile, precision=precision)
     split = _split(lhs, rhs, dimension_numbers)
     problem = split.problem(lhs, rhs, params)
-    if reason := _why_not(problem, precision, out_sharding):
+    if reason := _why_not(problem, params["precision"], out_sharding):
         report_fallback(settings.on_fallback, str(problem), reason)
         return lax.dot_general(
             lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding
         )
-    return split.operands(lhs, rhs).multiply(None, params, settings).reshape(shape)
+    return split.operands(lhs, rhs).multiply(params, settings).reshape(result.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,20 +133,15 @@ def _split(lhs: Array, rhs: Array, dimension_numbers: Any) -> _Split:
 
 
 def _why_not(problem: Problem, precision: Any, out_sharding: Any) -> str | None:
-    if reason := why_not_dtypes(problem):
+    if reason := why_not_ours(problem, precision):
         return reason
-    if isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
-        return f"`precision` requires a lax.Precision, got {precision}"
-    if out_sharding is not None:
-        return "`out_sharding` requires XLA's partitioner"
-    return None
+    return None if out_sharding is None else "`out_sharding` requires XLA's partitioner"
 
 
-def _result_shape(lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any) -> tuple[int, ...]:
+def _result(lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any) -> jax.ShapeDtypeStruct:
     """By `lax.dot_general`'s own rule, so that its errors are the errors."""
     operands = (jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in (lhs, rhs))
-    out = jax.eval_shape(lambda x, y: lax.dot_general(x, y, dimension_numbers, precision, preferred), *operands)
-    return tuple(out.shape)
+    return jax.eval_shape(lambda x, y: lax.dot_general(x, y, dimension_numbers, precision, preferred), *operands)
 
 
 def _is_in_place(batch: Axes, free: Axes, contract: Axes) -> bool:

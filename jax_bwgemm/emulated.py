@@ -20,9 +20,12 @@ from jax_bwgemm.artifacts import PARAM_KINDS, Entry
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.problem import DTYPE_SHORT, Problem
+from jax_bwgemm.plan import Plan
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.tile import padding
 
-_ELEMENTS = {ffi.DTYPE_CODES[name]: short for name, short in DTYPE_SHORT.items()}
+_ELEMENTS = {0: "u8", 3: "s32", 6: "f16", 7: "f32", 9: "bf16", 11: "tf32"}  # CUtensorMapDataType
+_POISON = -0x21524111  # of an integer result, 0xDEADBEEF; others start as NaN
 _records: list[list[Run]] = []
 
 
@@ -55,7 +58,8 @@ def recorded() -> Iterator[list[Run]]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel and its launch for one problem; call it with operands as docs/architecture.md has them."""
+    """A kernel and its launch for one problem, as the kernel sees it: where the plan swaps the operands, the transposed
+    one. Call it with the custom call's operands (docs/architecture.md)."""
 
     entry: Entry
     module: Module
@@ -63,29 +67,36 @@ class Kernel:
     plan: ffi.LaunchPlan
 
     def __call__(self, *operands: Any) -> np.ndarray:
-        """The result (l, m, n) of a, b and perhaps a bias. Raises `EmulatorError` if the kernel breaks a rule."""
+        """The result, (l, m, n) or (l, n, m) by `problem.c_major`, of a, b and, if there are any, bias and residual.
+
+        Operands whose rows TMA cannot step over are padded with zeros, if they do not come so. Raises `EmulatorError`
+        if the kernel breaks a rule.
+        """
         out, counters = self.run(*operands)
         for runs in _records:
             runs.append(Run(self.entry.name, counters))
         return out
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
-        """The result, which starts as NaN, and the counters. Options are `emulator.run`'s."""
-        a, b, *bias = map(np.ascontiguousarray, operands)
-        out = np.full((self.problem.batch, self.problem.m, self.problem.n), np.nan, self.problem.out_dtype)
+        """The result, which starts poisoned, and the counters. Options are `emulator.run`'s."""
+        epilogue, dtype = self.problem.epilogue, self.problem.out_dtype
+        names = ["a", "b", *["bias"] * epilogue.has_bias, *["r"] * epilogue.has_residual]
+        arrays = {name: np.ascontiguousarray(x) for name, x in zip(names, operands, strict=True)}
+        for name, spec in zip("ab", self.plan.tensor_maps[:2], strict=True):
+            arrays[name] = _padded(arrays[name], spec)
+        out = np.full(_shapes(self.problem)["out"], _POISON if dtype == "int32" else np.nan, dtype)
         memory = Memory()
-        addresses = [memory.register(array, name) for name, array in zip("abc", (a, b, out), strict=True)]
-        bias_address = memory.register(bias[0], "bias") if bias else 0
-        counters = run(self.module, self._launch(addresses, bias_address), memory, **options)
+        addresses = {name: memory.register(array, name) for name, array in (arrays | {"c": out}).items()}
+        counters = run(self.module, self._launch(addresses), memory, **options)
         return out, counters
 
-    def _launch(self, addresses: list[int], bias_address: int) -> Launch:
+    def _launch(self, addresses: dict[str, int]) -> Launch:
         plan, block = self.plan, self.plan.param_block
         leaves: dict[int, Any] = {p.offset: block[p.offset : p.offset + p.size] for p in self.entry.params}
-        for name, address, spec in zip("abc", addresses, plan.tensor_maps, strict=True):
-            leaves[spec.param_offset] = _tensor_map(spec, address, name)
-        if plan.bias_offset >= 0:
-            leaves[plan.bias_offset] = bias_address
+        for name, spec in zip("abcr", plan.tensor_maps, strict=True):
+            if spec.param_offset >= 0:
+                leaves[spec.param_offset] = _tensor_map(spec, addresses[name], name)
+        leaves |= {plan.c_offset: addresses["c"], plan.bias_offset: addresses.get("bias", 0)}  # -1 is nobody's offset
         params = tuple(leaves[offset] for offset in plan.param_offsets[: plan.num_params])
         grid, threads, cluster = ((x, y, z) for x, y, z in (plan.grid, plan.block, plan.cluster))
         return Launch(grid, threads, params, cluster, plan.smem_bytes, self.entry.entry)
@@ -95,8 +106,8 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     """The kernel that `decision` chose for `problem`.
 
     Args:
-      decision: has an entry and a plan.
-      problem: sizes of at least 1.
+      decision: has an entry and a plan, whose problem is the one that the kernel computes.
+      problem: what was asked, sizes of at least 1.
       max_clusters: how many clusters run at once, as the occupancy of a GPU would say; None for one CTA on every SM of
         the planned device.
 
@@ -109,10 +120,9 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     path = artifacts.find_ptx(entry.variant)
     if isinstance(path, str):
         raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
-    tile = entry.variant.tile
-    clusters = plan.arch.num_sms // (tile.cluster_m * tile.cluster_n) if max_clusters is None else max_clusters
-    request = _request(problem, entry, plan.raster_group, plan.raster_along_n, clusters)
-    return Kernel(entry, _module(path, path.stat().st_mtime_ns), problem, ffi.launch_plan(request))
+    clusters = plan.arch.num_sms // entry.variant.tile.cluster_ctas if max_clusters is None else max_clusters
+    launch_plan = ffi.launch_plan(_request(plan, entry, clusters))
+    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan)
 
 
 @functools.lru_cache(maxsize=64)
@@ -123,36 +133,57 @@ def _module(path: pathlib.Path, mtime_ns: int) -> Module:
         raise ValueError(f"{path} requires PTX that the emulator can read, got {error}; {artifacts.REMEDY}") from error
 
 
-def _request(problem: Problem, entry: Entry, group: int, along_n: int, max_clusters: int) -> ffi.LaunchRequest:
+def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """The buffers of the custom call, padded as the lowering pads them."""
+    p, pad_a, pad_b = problem, padding(problem, "a"), padding(problem, "b")
+    return {
+        "a": (p.a_batch, p.m, p.k + pad_a) if p.a_major == "k" else (p.a_batch, p.k, p.m + pad_a),
+        "b": (p.b_batch, p.k, p.n + pad_b) if p.b_major == "n" else (p.b_batch, p.n, p.k + pad_b),
+        "out": (p.batch, p.m, p.n) if p.c_major == "n" else (p.batch, p.n, p.m),
+    }
+
+
+def _padded(operand: np.ndarray, spec: ffi.TensorMapSpec) -> np.ndarray:
+    """ValueError if the operand is larger than its tensor map."""
+    return np.pad(operand, [(0, want - got) for want, got in zip(spec.dims[::-1], operand.shape, strict=True)])
+
+
+def _request(plan: Plan, entry: Entry, max_clusters: int) -> ffi.LaunchRequest:
     """What the custom call's attributes and buffers say to the launcher."""
-    p, variant, tile = problem, entry.variant, entry.variant.tile
-    a_shape = (p.a_batch, p.m, p.k) if p.a_major == "k" else (p.a_batch, p.k, p.m)
-    b_shape = (p.b_batch, p.k, p.n) if p.b_major == "n" else (p.b_batch, p.n, p.k)
+    p, variant, tile = plan.problem, entry.variant, entry.variant.tile
+    dtypes, shapes = {"a": p.a_dtype, "b": p.b_dtype, "out": p.out_dtype}, _shapes(p)
+    extras: dict[str, tuple[int, ...]] = {"bias": (p.n,)} if p.epilogue.has_bias else {}
+    extras |= {"residual": shapes["out"]} if p.epilogue.has_residual else {}
     request = ffi.LaunchRequest(
-        a=ffi.Buffer.of(p.a_dtype, a_shape),
-        b=ffi.Buffer.of(p.b_dtype, b_shape),
-        out=ffi.Buffer.of(p.out_dtype, (p.batch, p.m, p.n)),
-        bias=ffi.Buffer.of(p.out_dtype, (p.n,)) if p.epilogue.has_bias else ffi.Buffer.none(),
-        a_major=ord(variant.a_major),
-        b_major=ord(variant.b_major),
-        **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n")},
+        **{name: ffi.Buffer.of(dtypes[name], shape) for name, shape in shapes.items()},
+        **{name: ffi.Buffer.of(p.out_dtype, shape) for name, shape in extras.items()},
+        **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
+        **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
         **{name: getattr(entry, name) for name in ("num_threads", "smem_bytes", "param_bytes")},
-        raster_group=group,
-        raster_along_n=along_n,
+        **{name: getattr(plan, name) for name in ("raster_group", "raster_along_n")},
+        a_l2=ffi.L2_CODES[plan.a_l2],
+        b_l2=ffi.L2_CODES[plan.b_l2],
         alpha=p.epilogue.alpha,
-        swizzle_bytes=tuple(entry.tma[x].swizzle_bytes for x in "abc"),
         num_params=len(entry.params),
         max_active_clusters=max_clusters,
     )
-    for box, x in zip(request.box, "abc", strict=True):
-        box[:] = entry.tma[x].box
+    for i, facts in enumerate(map(entry.tma.get, "abc")):
+        if facts is not None:
+            request.box[i][:] = facts.box
+            request.swizzle_bytes[i], request.swizzle_atom_bytes[i] = facts.swizzle_bytes, facts.swizzle_atom_bytes
     for i, leaf in enumerate(entry.params):
         request.params[i] = ffi.Param(PARAM_KINDS.index(leaf.kind), leaf.offset, leaf.size)
     return request
 
 
 def _tensor_map(spec: ffi.TensorMapSpec, address: int, name: str) -> TensorMap:
-    element = _ELEMENTS[spec.dtype]
     return TensorMap(
-        address, tuple(spec.dims), tuple(spec.stride_bytes), tuple(spec.box), element, spec.swizzle_bytes, name
+        address,
+        tuple(spec.dims),
+        tuple(spec.stride_bytes),
+        tuple(spec.box),
+        _ELEMENTS[spec.data_type],
+        spec.swizzle_bytes,
+        name,
+        spec.swizzle_atom_bytes,
     )

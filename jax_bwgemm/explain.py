@@ -6,21 +6,22 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jax_bwgemm.arch import family
 from jax_bwgemm.config import resolve
-from jax_bwgemm.decision import decide
-from jax_bwgemm.matmul import checked_params, stack
-from jax_bwgemm.plan import Candidate, Plan
+from jax_bwgemm.decision import Decision, decide, without_epilogue
+from jax_bwgemm.matmul import checked_params, stack, why_not_ours
+from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.tile import Tile, why_not_dtypes
+from jax_bwgemm.tile import Tile, is_tma_storable, padding
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
     """`plan` is None without a device to plan for; `variant` is None if XLA takes over, and `reason` then says why.
 
+    With a variant, `reason` says why only the product is its: alone, in float32, and the epilogue is XLA's.
     `emulate` is the target whose kernels run in the emulator, or "off".
     """
 
@@ -42,7 +43,10 @@ class Explanation:
             where = f"in the emulator of {self.emulate}; on CUDA `emulate` is refused"
         else:
             where = "whose cubin is present"
-        return [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
+        lines = [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
+        if self.reason:
+            lines.append(f"  XLA:   the epilogue, {self.problem.epilogue.kind} of a float32 product: {self.reason}")
+        return lines
 
 
 def explain(
@@ -53,6 +57,8 @@ def explain(
     alpha: float = 1.0,
     bias: Any = None,
     activation: str | None = None,
+    residual: Any = None,
+    precision: Any = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
@@ -63,7 +69,8 @@ def explain(
     Args:
       a: array, tracer or `jax.ShapeDtypeStruct`; only its shape and dtype are read.
       b: the same.
-      out_dtype: as for `matmul`; so are alpha, bias, activation, tile and on_fallback.
+      out_dtype: as for `matmul`; so are alpha, bias, activation, residual, precision, tile and
+        on_fallback.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
       emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None for the `config`'s.
 
@@ -79,69 +86,154 @@ def explain(
       >>> print(jax_bwgemm.explain(x, x, device="b200"))
     """
     matmul_shape(a.shape, b.shape)
-    params = checked_params(a, b, out_dtype=out_dtype, alpha=alpha, bias=bias, activation=activation, tile=tile)
-    problem = _problem(a, b, bias, params)
-    if reason := why_not_dtypes(problem):
+    steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
+    params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
+    problem = _problem((a, b, bias, residual), params)
+    if reason := why_not_ours(problem, params["precision"]):
         return Explanation(problem, reason=reason)
     settings = resolve(on_fallback, device, emulate)
-    decision = decide(problem, settings.planned_device, params["tile"], settings.is_emulated)
-    variant = decision.entry.name if decision.entry else None
-    return Explanation(problem, decision.plan, variant, decision.reason, settings.emulate)
+    return explain_problem(problem, settings.planned_device, params["tile"], settings.emulate)
 
 
-def _problem(a: Any, b: Any, bias: Any, params: dict[str, Any]) -> Problem:
+def explain_problem(
+    problem: Problem, device: str | None, tile: Tile | None = None, emulate: str = "off"
+) -> Explanation:
+    """What runs `problem`: a kernel, one that computes the product alone with XLA's epilogue, or XLA.
+
+    Raises ValueError if `tile` can compute neither.
+    """
+    decisions: list[Decision] = []
+    illegal: ValueError | None = None
+    for asked in filter(None, (problem, without_epilogue(problem))):
+        try:
+            decisions.append(decide(asked, device, tile, emulate != "off"))
+        except ValueError as error:
+            illegal = illegal or error
+            decisions.append(Decision(reason=str(error)))
+        if (entry := decisions[-1].entry) is not None:
+            return Explanation(problem, decisions[-1].plan, entry.name, decisions[0].reason, emulate)
+    if illegal is not None:
+        raise illegal
+    return Explanation(problem, decisions[0].plan, None, decisions[0].reason, emulate)
+
+
+def _problem(operands: tuple[Any, ...], params: dict[str, Any]) -> Problem:
     problems = []
 
-    def pose(a: jax.Array, b: jax.Array) -> None:
-        problems.append(stack(a, b).problem(bias, params))
+    def pose(*operands: jax.Array) -> None:
+        problems.append(stack(*operands).problem(params))
 
-    jax.eval_shape(pose, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)))
+    shapes = [None if x is None else jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands]
+    jax.eval_shape(pose, *shapes)
     return problems[0]
 
 
 def _candidate_lines(plan: Plan) -> list[str]:
-    width = max(len(str(candidate.tile)) for candidate in plan.candidates)
+    width = max(len(_name(candidate)) for candidate in plan.candidates)
     head = f"{'on ' + plan.arch.name:<{width + 3}} {'predicted':>12} {'of peak':>8} {'waves':>6}  bound by"
     return [head, *(_candidate_line(candidate, plan, width) for candidate in plan.candidates)]
 
 
 def _candidate_line(candidate: Candidate, plan: Plan, width: int) -> str:
-    mark = "->" if candidate.tile == plan.tile else "  "
-    line = f"{mark} {candidate.tile!s:<{width}}"
+    mark = "->" if candidate is plan.chosen else "  "
+    line = f"{mark} {_name(candidate):<{width}}"
     if c := candidate.cost:
         line += f" {c.us:9.1f} us {100 * c.utilisation:6.1f} % {c.waves:6d}  {c.bound:<12}"
         return (line + ("  cubin not available" if candidate.reason else "")).rstrip()
     return line + f"  out: {candidate.reason}"
 
 
+def _name(candidate: Candidate) -> str:
+    return f"{candidate.tile} swapped" if candidate.swapped else str(candidate.tile)
+
+
 def _choice_lines(plan: Plan | None) -> list[str]:
-    if plan is None or plan.tile is None:
+    if plan is None or plan.tile is None or plan.chosen is None:
         return []
     along = "columns" if plan.raster_along_n else "rows"
-    return [
-        f"  tile:  {_why_tile(plan)}",
-        f"  pairs: {_why_cta_group(plan.tile, plan)}",
-        f"  order: groups of {plan.raster_group} {along} of cluster tiles, so that concurrent ones share the L2 cache",
-    ]
+    order = f"groups of {plan.raster_group} {along} of cluster tiles, so that concurrent ones share the L2 cache"
+    lines = {
+        "tile": _why_tile(plan, plan.chosen),
+        "pairs": _why_cta_group(plan, plan.chosen),
+        "swap": _why_swapped(plan.problem, plan.tile) if plan.swapped else "",
+        "split": _why_split(plan.tile) if plan.tile.cluster_k > 1 else "",
+        "order": order,
+        "L2": _why_hints(plan),
+        "store": _why_store(plan.problem),
+        "pad": _why_padding(plan, plan.chosen),
+    }
+    return [f"  {what + ':':<6} {why}" for what, why in lines.items() if why]
 
 
-def _why_tile(plan: Plan) -> str:
-    mine = next(c.cost for c in plan.candidates if c.tile == plan.tile)
-    rivals = [(c.cost.us, c) for c in plan.candidates if c.cost and c.tile != plan.tile]
+def _why_tile(plan: Plan, chosen: Candidate) -> str:
+    mine = chosen.cost
+    rivals = [(c.cost.us, c) for c in plan.candidates if c.cost and c is not chosen]
     if mine is None or not rivals:
         return "the only candidate"
     us, best = min(rivals, key=lambda rival: rival[0])
     if us >= mine.us:
-        return f"predicted to be the fastest, {us - mine.us:.1f} us before {best.tile}"
+        return f"predicted to be the fastest, {us - mine.us:.1f} us before {_name(best)}"
+    if best.reason is None and best.tile.cluster_ctas > SURE_CLUSTER_CTAS >= chosen.tile.cluster_ctas:
+        return f"as fast as {_name(best)} within the model's error, whose clusters may leave SMs empty"
     if best.reason is None:
-        return f"as fast as {best.tile} within the model's error, and reads less from the L2 cache"
-    return f"the best whose cubin is available; {best.tile} would be {mine.us - us:.1f} us faster"
+        return f"as fast as {_name(best)} within the model's error, and reads less from the L2 cache"
+    return f"the best whose cubin is available; {_name(best)} would be {mine.us - us:.1f} us faster"
 
 
-def _why_cta_group(tile: Tile, plan: Plan) -> str:
-    if family(plan.arch.target) == "hopper":
+def _why_cta_group(plan: Plan, chosen: Candidate) -> str:
+    tile = chosen.tile
+    if plan.arch.tmem_cols == 0:
         return "1-CTA; pairs came with Blackwell"
+    others = [c for c in plan.candidates if c.cost and c.tile.cta_group != tile.cta_group]
+    other = f"; {_demand(others[0])}" if others else ""
     if tile.cta_group == 1:
-        return "1-CTA; no pair is predicted to be faster here"
-    kib = tile.load_n * tile.k_tile * DTYPE_BYTES[plan.problem.b_dtype] // 1024
-    return f"2-CTA; each CTA of a pair loads half of B ({kib} KiB a stage) and one instruction feeds both"
+        return f"1-CTA; no pair is predicted to be faster here: {_demand(chosen)}{other}"
+    kib = tile.load_n * tile.k_tile * DTYPE_BYTES[plan.problem.b_dtype] / 1024
+    halves = f"2-CTA; each CTA of a pair loads half of B ({kib:g} KiB a stage) and one instruction feeds both"
+    return f"{halves}: {_demand(chosen)}{other}"
+
+
+def _demand(candidate: Candidate) -> str:
+    cost = candidate.cost
+    assert cost is not None  # the caller has a legal one
+    need = f"{_name(candidate)} needs {cost.fill_rate:.0f} B/clk a CTA beside MMAs of {cost.mma_interval:g} cycles"
+    return f"{need} ({cost.us:.1f} us at {cost.clock_ghz:.2f} GHz)"
+
+
+def _why_swapped(problem: Problem, tile: Tile) -> str:
+    """`problem` is the transposed one: what was asked has its n as rows."""
+    filled = 100 * problem.n / (-(-problem.n // tile.mma_n) * tile.mma_n)
+    return (
+        f"computes C^T = B^T A^T: {problem.n} rows of C as columns fill {filled:.0f} % of the tiles' width; "
+        f"as rows, {100 * min(1, problem.n / 64):.0f} % of the smallest MMA's 64"
+    )
+
+
+def _why_split(tile: Tile) -> str:
+    return f"{tile.cluster_k} CTAs of a cluster divide k and add their float32 parts in the order of their ranks"
+
+
+def _why_hints(plan: Plan) -> str:
+    """In terms of the caller's operands."""
+    meaning = {
+        "normal": "normal",
+        "evict_first": "evict_first (no concurrent tile reads the same)",
+        "evict_last": "evict_last (read again, and fits)",
+    }
+    hints = (plan.b_l2, plan.a_l2) if plan.swapped else (plan.a_l2, plan.b_l2)
+    return ", ".join(f"{name} {meaning[hint]}" for name, hint in zip("ab", hints, strict=True))
+
+
+def _why_store(problem: Problem) -> str:
+    if is_tma_storable(problem):
+        return "TMA, box after box from shared memory"
+    size = (problem.n if problem.c_major == "n" else problem.m) * DTYPE_BYTES[problem.out_dtype]
+    return f"by threads, element by element: TMA steps over rows of a multiple of 16 bytes, and these have {size}"
+
+
+def _why_padding(plan: Plan, chosen: Candidate) -> str:
+    names = zip("ab", "ba" if plan.swapped else "ab", strict=True)
+    padded = [f"{mine} by {by} elements a row" for x, mine in names if (by := padding(plan.problem, x))]
+    if not padded or chosen.cost is None:
+        return ""
+    return f"{' and '.join(padded)}, predicted as {chosen.cost.padding_us:.1f} us: TMA steps over multiples of 16 bytes"

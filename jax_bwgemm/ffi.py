@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 
@@ -22,7 +23,17 @@ STATE_NAME = "jax_bwgemm_matmul_state_v1"
 PLATFORM = "CUDA"  # "cuda" is accepted by jax and never registered
 LIBRARY_NAME = "libjax_bwgemm_ffi.so"
 LIBRARY_VARIABLE = "JAX_BWGEMM_LIBRARY"
-DTYPE_CODES = {"float16": 10, "float32": 11, "bfloat16": 16}  # XLA_FFI_DataType
+DTYPE_CODES = {
+    "int8": 2,
+    "int32": 4,
+    "uint8": 6,
+    "float16": 10,
+    "float32": 11,
+    "bfloat16": 16,
+    "float8_e5m2": 19,
+    "float8_e4m3fn": 20,
+}  # XLA_FFI_DataType
+L2_CODES = {"normal": 0, "evict_first": 1, "evict_last": 2}
 
 _MAX_PARAMS = 16
 _MAX_PARAM_BYTES = 1024
@@ -57,42 +68,51 @@ class LaunchRequest(ctypes.Structure):
     """One custom call: its buffers, its attributes, and `max_active_clusters` of the device."""
 
     _fields_ = [
-        *((name, Buffer) for name in ("a", "b", "out", "bias")),
-        *((name, ctypes.c_int32) for name in ("a_major", "b_major")),  # ord("k"), ord("m"), ord("n")
-        *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n")),
+        *((name, Buffer) for name in ("a", "b", "out", "bias", "residual")),
+        *((name, ctypes.c_int32) for name in ("a_major", "b_major", "c_major")),  # ord("k"), ord("m"), ord("n")
+        *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")),
         *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "raster_group", "raster_along_n")),
+        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "pdl")),
         ("alpha", ctypes.c_float),
-        ("box", ctypes.c_int32 * 3 * 3),  # of a, b, out; innermost first
+        ("box", ctypes.c_int32 * 3 * 3),  # of a, b, out (and residual); innermost first; zeros where no tensor map is
         ("swizzle_bytes", ctypes.c_int32 * 3),
+        ("swizzle_atom_bytes", ctypes.c_int32 * 3),
         ("param_bytes", ctypes.c_int32),
         ("num_params", ctypes.c_int32),
         ("params", Param * _MAX_PARAMS),
         ("max_active_clusters", ctypes.c_int32),
     ]
 
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**({"bias": Buffer.none(), "residual": Buffer.none()} | fields))
+
 
 class TensorMapSpec(ctypes.Structure):
     """The arguments of one cuTensorMapEncodeTiled but its address; dimensions innermost first."""
 
     _fields_ = [
-        ("dtype", ctypes.c_int32),
+        ("data_type", ctypes.c_int32),  # CUtensorMapDataType
         ("swizzle_bytes", ctypes.c_int32),
+        ("swizzle_atom_bytes", ctypes.c_int32),
         ("dims", ctypes.c_uint64 * 3),
         ("stride_bytes", ctypes.c_uint64 * 2),  # of dims[1] and dims[2]
         ("box", ctypes.c_uint32 * 3),
-        ("param_offset", ctypes.c_int32),
+        ("param_offset", ctypes.c_int32),  # -1: the kernel takes a pointer in its place
     ]
 
 
 class LaunchPlan(ctypes.Structure):
-    """What a launch is but its addresses: `params` holds zeros where descriptors and the bias pointer go."""
+    """What a launch is but its addresses: `params` holds zeros where descriptors and pointers go."""
 
     _fields_ = [
         *((name, ctypes.c_uint32 * 3) for name in ("grid", "block", "cluster")),
         ("smem_bytes", ctypes.c_uint32),
         ("num_cluster_tiles", ctypes.c_int64),
-        ("tensor_maps", TensorMapSpec * 3),  # of a, b, out
+        ("tensor_maps", TensorMapSpec * 4),  # of a, b, out, residual
+        ("c_offset", ctypes.c_int32),  # -1: a tensor map in its place
         ("bias_offset", ctypes.c_int32),  # -1: no bias
+        ("out_align_bytes", ctypes.c_int32),
+        ("pdl", ctypes.c_int32),
         ("num_params", ctypes.c_int32),
         ("param_offsets", ctypes.c_int32 * _MAX_PARAMS),  # in the kernel's order
         ("param_bytes", ctypes.c_int32),

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.interpreters import mlir
 
-from jax_bwgemm.artifacts import PARAM_KINDS
+from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
 from jax_bwgemm.config import report_fallback
-from jax_bwgemm.decision import Decision, decide
-from jax_bwgemm.ffi import TARGET_NAME
-from jax_bwgemm.origins import before_transpose, slice_step_bytes
+from jax_bwgemm.decision import Decision, decide, without_epilogue
+from jax_bwgemm.ffi import L2_CODES, TARGET_NAME
+from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.reference import reference
-from jax_bwgemm.shape_rules import problem_of
-from jax_bwgemm.tile import TMA_ALIGN_BYTES, why_not_sizes
+from jax_bwgemm.reference import apply_epilogue, reference
+from jax_bwgemm.shape_rules import extras, problem_of
+from jax_bwgemm.ways import Way, take, ways
 
-Emit = Callable[[Any, Sequence[Any], Decision, dict[str, Any]], Any]
-_OTHER_MAJOR = {"a_major": {"k": "m", "m": "k"}, "b_major": {"k": "n", "n": "k"}}
+Emit = Callable[[Any, Sequence[Any], Decision], Any]
+_NO_TMA = TmaFacts((0, 0, 0), 0, 0)
 
 
 def _matmul_xla_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -45,25 +46,87 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Any:
-    """Asks once; `emit` makes the chosen kernel's call."""
-    for values, avals, majors in _ways(ctx, operands, params):
-        own = params | majors
-        problem = problem_of(avals, **own)
-        if majors and problem.is_static and why_not_sizes(problem):
-            continue  # the rows of the other major cannot be stepped over
-        decision = _decide(problem, own)
-        if decision.entry is not None:
-            taken = [_aligned(ctx, value, aval) for value, aval in zip(values(), avals, strict=True)]
-            return emit(ctx.replace(avals_in=avals), taken, decision, own)
-    return _fall_back(ctx, operands, problem, decision.reason or "", params)
+    """`emit` makes the chosen kernel's call, of operands in the kernel's order."""
+    problem = problem_of(ctx.avals_in, **params)
+    if reason := why_not_precision(params["precision"], problem.a_dtype):
+        return _fall_back(ctx, operands, problem, reason, params)
+    choice = _choose(ways(ctx, operands, params), params)
+    if choice.decision.entry is not None:
+        return _call(ctx, operands, choice, emit)
+    if (alone := without_epilogue(problem)) is not None:
+        own, own_params = _without_epilogue(ctx, alone, params)
+        split = _choose(ways(own, operands[:2], own_params), own_params)
+        if split.decision.entry is not None:
+            return _finish(ctx, _call(own, operands[:2], split, emit), own.avals_out, operands[2:], params)
+    if choice.illegal is not None:
+        raise choice.illegal
+    return _fall_back(ctx, operands, choice.way.problem, choice.decision.reason or "", params)
 
 
-def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision, params: dict[str, Any]) -> Any:
-    call = jax.ffi.ffi_lowering(TARGET_NAME)
-    return call(ctx, *operands, **attributes(decision, params["alpha"]))
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """`illegal`: there is no kernel, since the user's tile cannot compute the product under some way's majors."""
+
+    way: Way
+    decision: Decision
+    illegal: ValueError | None = None
 
 
-def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision, params: dict[str, Any]) -> Any:
+def _choose(found: list[Way], params: dict[str, Any]) -> _Choice:
+    """The first way that has a kernel; else the first for which one can be compiled; else the first and why not."""
+    refused: list[_Choice] = []
+    for compiles in (False, True) if params["compile_missing"] == "auto" else (False,):
+        refused = []
+        for way in found:
+            try:
+                decision = _decide(way.problem, params, compiles)
+            except ValueError as illegal:
+                refused.append(_Choice(way, Decision(), illegal))
+                continue
+            if decision.entry is not None:
+                return _Choice(way, decision)
+            refused.append(_Choice(way, decision))
+    return next((choice for choice in refused if choice.illegal is not None), refused[0])
+
+
+def _call(ctx: Any, operands: Sequence[Any], choice: _Choice, emit: Emit) -> Any:
+    plan = choice.decision.plan
+    assert plan is not None  # the caller has a kernel
+    values, avals = take(ctx, choice.way, operands)
+    if plan.swapped:
+        values[:2], avals[:2] = values[1::-1], avals[1::-1]
+    return emit(ctx.replace(avals_in=avals), values, choice.decision)
+
+
+def _without_epilogue(ctx: Any, alone: Problem, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The context and params of `alone`, which has the first two operands and a result of its own dtype."""
+    dtype, plain = jnp.dtype(alone.out_dtype), alone.epilogue
+    own = ctx.replace(avals_in=ctx.avals_in[:2], avals_out=[ctx.avals_out[0].update(dtype=dtype)])
+    return own, params | {"out_dtype": dtype, "alpha": plain.alpha, "activation": plain.activation}
+
+
+def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dict[str, Any]) -> Any:
+    """XLA's epilogue of a kernel's float32."""
+
+    def finish(acc: jax.Array, *rest: jax.Array) -> jax.Array:
+        steps = {"alpha": params["alpha"], "activation": params.get("activation"), "out_dtype": params["out_dtype"]}
+        return apply_epilogue(acc, *extras((None, None, *rest)), **steps)
+
+    own = ctx.replace(avals_in=[*acc_avals, *ctx.avals_in[2:]])
+    return mlir.lower_fun(finish, multiple_results=False)(own, *acc, *rest)
+
+
+def _decide(problem: Problem, params: dict[str, Any], compiles: bool) -> Decision:
+    if not problem.is_static:
+        return Decision(reason="a kernel is chosen for sizes known at trace time, and these are symbolic")
+    return decide(problem, params["device"], params["tile"], params["emulate"] != "off", compiles)
+
+
+def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
+    return jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))
+
+
+def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     """A call back to Python, with all that the custom call has.
 
     Not by `jax.pure_callback`, which turns the operands into JAX arrays: with operands sharded over CPU devices,
@@ -71,35 +134,42 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision, params: di
     """
     from jax_bwgemm.emulated import kernel_of  # here, so that `import jax_bwgemm` leaves the emulator out
 
-    kernel = kernel_of(decision, problem_of(ctx.avals_in, **params))
+    assert decision.plan is not None  # the caller has a kernel
+    kernel, (result,) = kernel_of(decision, decision.plan.problem), ctx.avals_out
 
     def call(*values: np.ndarray) -> tuple[np.ndarray]:
-        return (kernel(*values),)
+        return (kernel(*values).reshape(result.shape),)
 
     settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
     results, _, _ = mlir.emit_python_callback(ctx, call, None, operands, ctx.avals_in, ctx.avals_out, **settings)
     return results
 
 
-def attributes(decision: Decision, alpha: float) -> dict[str, Any]:
+def attributes(decision: Decision) -> dict[str, Any]:
     """The custom call's attributes; docs/architecture.md, "The custom call"."""
     plan, entry = decision.plan, decision.entry
     assert plan is not None and entry is not None  # the caller has a kernel
     variant, tile = entry.variant, entry.variant.tile
-    params = [x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size)]
+    tma = [entry.tma.get(x, _NO_TMA) for x in "abc"]
     ints = {
         "cta_m": tile.cta_m,
         "mma_n": tile.mma_n,
         "cluster_m": tile.cluster_m,
         "cluster_n": tile.cluster_n,
+        "cluster_k": tile.cluster_k,
         "num_threads": entry.num_threads,
         "smem_bytes": entry.smem_bytes,
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,
+        "a_l2": L2_CODES[plan.a_l2],
+        "b_l2": L2_CODES[plan.b_l2],
+        "pdl": 1,
         "param_bytes": entry.param_bytes,
     }
-    arrays: dict[str, tuple[int, ...]] = {f"{x}_box": entry.tma[x].box for x in "abc"}
-    arrays |= {"swizzle_bytes": tuple(entry.tma[x].swizzle_bytes for x in "abc"), "params": tuple(params)}
+    arrays: dict[str, tuple[int, ...]] = {f"{x}_box": facts.box for x, facts in zip("abc", tma, strict=True)}
+    arrays["swizzle_bytes"] = tuple(facts.swizzle_bytes for facts in tma)
+    arrays["swizzle_atom_bytes"] = tuple(facts.swizzle_atom_bytes for facts in tma)
+    arrays["params"] = tuple(x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size))
     return {
         "variant": entry.name,
         "entry": entry.entry,
@@ -107,66 +177,17 @@ def attributes(decision: Decision, alpha: float) -> dict[str, Any]:
         "cubin_sha256": entry.cubin_sha256,
         "a_major": variant.a_major,
         "b_major": variant.b_major,
-        "alpha": np.float32(alpha),
+        "c_major": variant.c_major,
+        "alpha": np.float32(plan.problem.epilogue.alpha),
         **{name: np.int32(value) for name, value in ints.items()},
         **{name: np.array(value, np.int32) for name, value in arrays.items()},
     }
-
-
-def _decide(problem: Problem, params: dict[str, Any]) -> Decision:
-    if not problem.is_static:
-        return Decision(reason="a kernel is chosen for sizes known at trace time, and these are symbolic")
-    return decide(problem, params["device"], params["tile"], params["emulate"] != "off")
 
 
 def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:
     if not problem.is_empty:
         report_fallback(params["on_fallback"], str(problem), reason)
     return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands, **params)
-
-
-def _ways(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """The ways to take the operands, best first: (their values, avals, majors).
-
-    An operand that is a transpose, as `w.T` is in `x @ w.T`, is best taken from before it, under its other major.
-    """
-    sources = [before_transpose(operand) for operand in operands[:2]]
-    as_given: Any = (lambda: operands, ctx.avals_in, {})
-    if all(source is None for source in sources):
-        return [as_given]
-    avals, majors = list(ctx.avals_in), {}
-    for i, (source, name) in enumerate(zip(sources, _OTHER_MAJOR, strict=True)):
-        if source is not None:
-            batch, rows, cols = avals[i].shape
-            avals[i] = avals[i].update(shape=(batch, cols, rows))
-            majors[name] = _OTHER_MAJOR[name][params[name]]
-
-    def values() -> list[Any]:
-        matrices = zip(sources, operands[:2], avals[:2], strict=True)
-        taken = [x if source is None else _reshaped(ctx, source, aval) for source, x, aval in matrices]
-        return [*taken, *operands[2:]]
-
-    return [(values, avals, majors), as_given]
-
-
-def _reshaped(ctx: Any, value: Any, aval: Any) -> Any:
-    shape = tuple(value.type.shape)
-    if shape == aval.shape:
-        return value
-    return _emit(ctx, lambda x: lax.reshape(x, aval.shape), value, aval.update(shape=shape, sharding=None), aval)
-
-
-def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
-    """A slice that may start between two 16-byte units is copied: TMA cannot read it where it is."""
-    if slice_step_bytes(value, aval.dtype.itemsize) % TMA_ALIGN_BYTES == 0:
-        return value
-    return _emit(ctx, lax.optimization_barrier, value, aval, aval)
-
-
-def _emit(ctx: Any, fun: Callable[[Any], Any], value: Any, aval_in: Any, aval_out: Any) -> Any:
-    own = ctx.replace(avals_in=[aval_in], avals_out=[aval_out])
-    (result,) = mlir.lower_fun(fun, multiple_results=False)(own, value)
-    return result
 
 
 for _primitive in (matmul_p, fused_matmul_p):

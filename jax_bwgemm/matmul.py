@@ -12,10 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bwgemm.config import Config, report_fallback, resolve
+from jax_bwgemm.precision import canonical, why_not_precision
 from jax_bwgemm.primitive import fused_product
-from jax_bwgemm.problem import ACTIVATIONS, Problem
+from jax_bwgemm.problem import ACTIVATIONS, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.reference import apply_epilogue
-from jax_bwgemm.shape_rules import broadcast_batch, check_bias, matmul_shape, problem_of, result_dtype
+from jax_bwgemm.shape_rules import (
+    broadcast_batch,
+    check_bias,
+    check_residual,
+    matmul_shape,
+    problem_of,
+    result_dtype,
+    sizes,
+)
 from jax_bwgemm.tile import Tile, why_not_dtypes
 
 Array = jax.Array
@@ -23,22 +32,25 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What the primitive takes: `a` (la, m, k) or (la, k, m), `b` (lb, k, n) or (lb, n, k), as the majors say."""
+    """What the primitive takes: `a` (la, m, k) or (la, k, m), `b` (lb, k, n) or (lb, n, k), as the majors say, and if
+    there are any `bias` (n,) and `residual` (l, m, n)."""
 
     a: Array
     b: Array
     a_major: str = "k"
     b_major: str = "n"
+    bias: Array | None = None
+    residual: Array | None = None
 
-    def problem(self, bias: Array | None, params: dict[str, Any]) -> Problem:
-        operands = (self.a, self.b) if bias is None else (self.a, self.b, bias)
+    def problem(self, params: dict[str, Any]) -> Problem:
+        operands = [x for x in (self.a, self.b, self.bias, self.residual) if x is not None]
         return problem_of(operands, a_major=self.a_major, b_major=self.b_major, **params)
 
-    def multiply(self, bias: Array | None, params: dict[str, Any], settings: Config) -> Array:
+    def multiply(self, params: dict[str, Any], settings: Config) -> Array:
         """Binds the primitive: (l, m, n)."""
         majors = {"a_major": self.a_major, "b_major": self.b_major}
         bound = dataclasses.asdict(settings) | {"device": settings.planned_device}
-        return fused_product(self.a, self.b, bias, **majors, **params, **bound)
+        return fused_product(self.a, self.b, self.bias, self.residual, **majors, **params, **bound)
 
 
 def matmul(
@@ -49,26 +61,38 @@ def matmul(
     alpha: float = 1.0,
     bias: Any = None,
     activation: str | None = None,
+    residual: Any = None,
+    precision: Any = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
 ) -> Array:
-    """`activation(alpha * (a @ b) + bias)`, accumulated in float32 and rounded once.
+    """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32) and rounded once.
 
-    Shapes follow `jnp.matmul`: vectors, matrices, and stacks of matrices whose batch dimensions broadcast. bfloat16
-    and float16 products run on this package's kernels on Hopper and Blackwell GPUs; everything else, and every problem
-    that no kernel can do, is computed by XLA with the same result, and `on_fallback` decides how loudly. Works under
-    `jit`, `grad`, `jvp`, `vmap`, `linear_transpose`, `checkpoint`, `scan` and `shard_map`.
+    Shapes follow `jnp.matmul`: vectors, matrices, and stacks of matrices whose batch dimensions broadcast. On Hopper
+    and Blackwell GPUs this package's kernels compute products of two bfloat16, two float16, two float32 (as TF32), any
+    two of float8_e4m3fn and float8_e5m2, and any two of int8 and uint8 into int32. Everything else, and every problem
+    that no kernel can do, is computed by XLA with the same result, and `on_fallback` decides how loudly. Where only the
+    epilogue has no kernel, one computes the product in float32 and XLA the rest: `explain` says so, and it is no
+    fallback. Works under `jit`, `grad`, `jvp`, `vmap`, `linear_transpose`, `checkpoint`, `scan` and `shard_map`.
+
+    A float8 result saturates at the largest finite value; NaN stays NaN. The gradient of a float8 operand is multiplied
+    in the cotangent's dtype, and in bfloat16 if that is float8 too, before it is rounded to the operand's, saturating.
 
     Args:
       a: array of shape (k,) or (..., m, k).
       b: array of shape (k,) or (..., k, n).
-      out_dtype: bfloat16, float16 or float32; None for what `jnp.matmul` returns. If it is wider than the operands, the
-        gradients round the incoming cotangent to the operands' dtype (scale the loss of a float16 model).
+      out_dtype: bfloat16, float16, float32 or a float8; int32 for integers. None for what `jnp.matmul` returns: the
+        dtype of two equal operands (so an int8 product wraps around, and is XLA's), an error for two float8 that
+        differ. If it is wider than operands of two bytes, the gradients round the incoming cotangent to the operands'
+        dtype (scale the loss of a float16 model).
       alpha: a Python number.
       bias: array of shape (n,), rounded to the output dtype.
       activation: None or "relu".
+      residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
+      precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
+        ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
       tile: a `Tile` or its name, such as "128x256x64_cta1_cluster2x1", for this product but not for its gradients; None
         lets the planner choose.
       on_fallback: "warn" (once per problem and reason), "ignore" or "error"; None for the `config`'s.
@@ -80,7 +104,8 @@ def matmul(
       An array of `jnp.matmul`'s shape.
 
     Raises:
-      ValueError: shapes that do not fit, a `tile` that cannot compute the problem, or `emulate` on CUDA.
+      ValueError: shapes that do not fit, operands that need an `out_dtype`, a `precision` that lax does not know, a
+        `tile` that cannot compute the problem, or `emulate` on CUDA.
       TypeError: an operand that is no array, or an `alpha` that is no number.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -92,19 +117,28 @@ def matmul(
     a, b = as_array("a", a), as_array("b", b)
     settings = resolve(on_fallback, device, emulate)
     shape = matmul_shape(a.shape, b.shape)
-    params = checked_params(a, b, out_dtype=out_dtype, alpha=alpha, bias=bias, activation=activation, tile=tile)
-    if bias is not None:
-        bias = jnp.asarray(bias).astype(params["out_dtype"])
-    operands = stack(a, b)
-    problem = operands.problem(bias, params)
-    if reason := why_not_dtypes(problem):
+    steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
+    params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
+    bias, residual = (None if x is None else jnp.asarray(x).astype(params["out_dtype"]) for x in (bias, residual))
+    operands = stack(a, b, bias, residual)
+    problem = operands.problem(params)
+    if reason := why_not_ours(problem, params["precision"]):
         report_fallback(settings.on_fallback, str(problem), reason)
-        return _matmul_by_xla(a, b, bias, **params)
-    return operands.multiply(bias, params, settings).reshape(shape)
+        return _matmul_by_xla(a, b, bias, residual, **params)
+    return operands.multiply(params, settings).reshape(shape)
 
 
 def checked_params(
-    a: Any, b: Any, *, out_dtype: Any, alpha: Any, bias: Any, activation: str | None, tile: Tile | str | None
+    a: Any,
+    b: Any,
+    *,
+    out_dtype: Any,
+    alpha: Any,
+    bias: Any,
+    activation: str | None,
+    residual: Any,
+    tile: Tile | str | None,
+    precision: Any = None,
 ) -> dict[str, Any]:
     """The primitive's params that the caller chooses, or an error that quotes the argument."""
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
@@ -113,16 +147,33 @@ def checked_params(
         raise ValueError(f"`activation` requires one of {ACTIVATIONS}, got {activation!r}")
     if bias is not None:
         check_bias(bias, a.shape, b.shape)
+    if residual is not None:
+        check_residual(residual, matmul_shape(a.shape, b.shape))
     tile = Tile.from_str(tile) if isinstance(tile, str) else tile
     dtype = result_dtype(a.dtype, b.dtype, out_dtype)
-    return {"out_dtype": dtype, "alpha": float(alpha), "activation": activation, "tile": tile}
+    steps = {"alpha": float(alpha), "activation": activation}
+    return {"out_dtype": dtype, **steps, "tile": tile, "precision": canonical(precision)}
 
 
-def stack(a: Array, b: Array) -> Operands:
-    """Reshapes to the primitive's operands; copies only a batch that has to be repeated.
+def why_not_ours(problem: Problem, precision: Any) -> str | None:
+    """What is asked before anything is traced: whether some kernel of ours computes such a product."""
+    reason = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
+    if reason and problem.epilogue.kind == "identity" and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
+        return f"{reason}; pass int32 to use a kernel"
+    return reason
 
-    A vector `b` is taken as the rows, so that the result is contiguous; a shared `b` meets all rows of `a` at once.
-    """
+
+def stack(a: Array, b: Array, bias: Array | None = None, residual: Array | None = None) -> Operands:
+    """Reshapes to the primitive's operands; copies only a batch that has to be repeated."""
+    operands = _stack(a, b)
+    if residual is not None:
+        majors = operands.a_major, operands.b_major
+        residual = residual.reshape(sizes(operands.a.shape, operands.b.shape, *majors)[:3])
+    return dataclasses.replace(operands, bias=bias, residual=residual)
+
+
+def _stack(a: Array, b: Array) -> Operands:
+    """A vector `b` is taken as the rows, for a contiguous result; a shared `b` meets all rows of `a` at once."""
     if b.ndim == 1:
         return Operands(b.reshape(1, 1, b.size), a.reshape(1, math.prod(a.shape[:-1]), a.shape[-1]), b_major="k")
     a = a[None] if a.ndim == 1 else a
@@ -150,10 +201,21 @@ def as_array(name: str, x: Any) -> Array:
 
 
 def _matmul_by_xla(
-    a: Array, b: Array, bias: Array | None, *, out_dtype: np.dtype, alpha: float, activation: str | None, tile: Any
+    a: Array,
+    b: Array,
+    bias: Array | None,
+    residual: Array | None,
+    *,
+    out_dtype: np.dtype,
+    alpha: float,
+    activation: str | None,
+    tile: Any,
+    precision: Any,
 ) -> Array:
-    """For dtypes that are not ours. An epilogue is evaluated in float32, or wider where the result is."""
-    if alpha == 1.0 and activation is None and bias is None:
-        return jnp.matmul(a, b, preferred_element_type=out_dtype)
-    acc = jnp.matmul(a, b, preferred_element_type=jnp.promote_types(out_dtype, jnp.float32))
-    return apply_epilogue(acc, bias, alpha=alpha, activation=activation, out_dtype=out_dtype)
+    """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is."""
+    is_fp8 = str(out_dtype) in FP8_DTYPES
+    if alpha == 1.0 and activation is None and bias is None and residual is None and not is_fp8:
+        return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype)
+    acc_dtype = jnp.float32 if is_fp8 else jnp.promote_types(out_dtype, jnp.float32)
+    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype)
+    return apply_epilogue(acc, bias, residual, alpha=alpha, activation=activation, out_dtype=out_dtype)

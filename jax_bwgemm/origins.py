@@ -29,20 +29,22 @@ def before_transpose(value: Any) -> Any | None:
 
 
 def slice_step_bytes(value: Any, item_bytes: int) -> int:
-    """A number of bytes that divides the offset of `value` in the array that it is a slice of; 0 if it is no slice.
+    """A number of bytes that divides the offset of `value` in the array that it is a slice (of a slice) of; 0 if it is
+    no slice.
 
     XLA may hand a custom call a pointer into the array instead of a copy of the slice.
     """
-    op = _defining_op(value)
-    while op is not None and op.name == "stablehlo.reshape":
+    step, op = 0, _defining_op(value)
+    while op is not None and op.name in ("stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"):
+        shape = op.operands[0].type.shape
+        strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
+        if op.name == "stablehlo.slice":
+            starts = op.attributes["start_indices"]
+            step = math.gcd(step, sum(start * stride for start, stride in zip(starts, strides, strict=True)))
+        elif op.name == "stablehlo.dynamic_slice":
+            step = math.gcd(step, *_moving(strides, shape, op.results[0].type.shape))
         op = _defining_op(op.operands[0])
-    if op is None or op.name not in ("stablehlo.slice", "stablehlo.dynamic_slice"):
-        return 0
-    shape = op.operands[0].type.shape
-    strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
-    if op.name == "stablehlo.slice":
-        return sum(start * stride for start, stride in zip(op.attributes["start_indices"], strides, strict=True))
-    return math.gcd(*_moving(strides, shape, op.results[0].type.shape))
+    return step
 
 
 def _moving(strides: Sequence[int], shape: Sequence[int], sliced: Sequence[int]) -> list[int]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from jax_bwgemm.arch import Arch, family
-from jax_bwgemm.cost import Cost, cluster_tiles, cost
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import SHIPPED_TILES, Tile, why_not
+from jax_bwgemm.cost import RETAINED, Cost, cluster_tiles, concurrent_clusters, cost
+from jax_bwgemm.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile, why_not
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
+SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster may leave some of a GPC empty, which `cost` ignores
+SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
+L2_HINTS = ("normal", "evict_first", "evict_last")
+
+TileLists = Mapping[str, tuple[Tile, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A tile with its predicted cost, if it is legal, and the reason why it cannot be launched, if it cannot."""
+    """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, and the
+    reason why it cannot be launched, if it cannot."""
 
     tile: Tile
+    problem: Problem
+    swapped: bool = False
     cost: Cost | None = None
     reason: str | None = None
 
@@ -28,8 +36,10 @@ class Candidate:
 class Plan:
     """What will run. `tile` is None if XLA must take over, and `reason` then says why.
 
+    `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
-    row first, else columns, walked column first. `candidates` are in the planner's order of preference.
+    row first, else columns, walked column first. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's operands.
+    `candidates` are in the planner's order of preference.
     """
 
     problem: Problem
@@ -39,15 +49,35 @@ class Plan:
     reason: str | None = None
     raster_group: int = 1
     raster_along_n: int = 0
+    swapped: bool = False
+    a_l2: str = "normal"
+    b_l2: str = "normal"
 
     @property
     def variant(self) -> Variant | None:
         return None if self.tile is None else variant_for(self.problem, self.tile, self.arch.target)
 
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that will run."""
+        return next((c for c in self.candidates if (c.tile, c.swapped) == (self.tile, self.swapped)), None)
 
-def candidates(target: str) -> tuple[Tile, ...]:
-    """The tiles that ship for a target."""
-    return SHIPPED_TILES[family(target)]
+
+def candidates(
+    problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
+) -> tuple[Candidate, ...]:
+    """The tiles that ship, for the problem's dtype; and narrow ones for its transpose, if that is `is_swappable`."""
+    kind, depth = family(arch.target), k_tile(problem.a_dtype)
+    found = [Candidate(dataclasses.replace(tile, k_tile=depth), problem) for tile in shipped[kind]]
+    if is_swappable(problem):
+        flipped = problem.transposed
+        found += [Candidate(dataclasses.replace(tile, k_tile=depth), flipped, swapped=True) for tile in narrow[kind]]
+    return tuple(found)
+
+
+def is_swappable(problem: Problem) -> bool:
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n."""
+    return problem.m <= SWAP_MAX_M and not problem.epilogue.has_bias
 
 
 def plan(
@@ -55,27 +85,35 @@ def plan(
     arch: Arch,
     tile: Tile | None = None,
     missing: Callable[[Variant], str | None] = lambda variant: None,
+    among: Iterable[Candidate] | None = None,
 ) -> Plan:
-    """Chooses the cheapest legal tile whose cubin is there, or the user's.
+    """Chooses the cheapest legal tile whose cubin is there, or the user's, which is never swapped.
 
     Among tiles that are predicted to tie, it is the one that reads least from the L2 cache: large products are limited
-    by power, and moving data costs power.
+    by power, and moving data costs power. A cluster of more than two CTAs wins no tie against a smaller one: on top of
+    CTA pairs, multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
       arch: the device to plan for.
       tile: the only candidate, if given; ValueError if it is not legal.
       missing: why a variant's cubin cannot be had, or None.
+      among: what to choose from; `candidates` if None.
     """
     if tile is not None and (reason := why_not(tile, problem, arch)):
         raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
-    tiles = candidates(arch.target) if tile is None else (tile,)
-    judged = sorted((_judge(t, problem, arch, missing) for t in tiles), key=_preference)
+    if tile is not None:
+        among = (Candidate(tile, problem),)
+    elif among is None:
+        among = candidates(problem, arch)
+    judged = tuple(sorted((_judge(candidate, arch, missing) for candidate in among), key=_preference))
     if judged[0].reason is not None:
-        return Plan(problem, arch, tuple(judged), reason=judged[0].reason)
-    best = _best(judged)
-    group, along_n = raster(best, problem, arch)
-    return Plan(problem, arch, tuple(judged), best, raster_group=group, raster_along_n=along_n)
+        return Plan(problem, arch, judged, reason=judged[0].reason)
+    best = _best(judged, arch)
+    seen = best.problem
+    group, along_n = raster(best.tile, seen, arch)
+    a_l2, b_l2 = l2_hints(best.tile, seen, arch)
+    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2)
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
@@ -85,26 +123,77 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     equally many bytes. The groups run along the longer side, so that the smaller operand is the one read again.
     """
     rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
-    wave = max(1, arch.num_sms // (tile.cluster_m * tile.cluster_n))
     along_n = int(problem.n > problem.m)
     ratio = cols / rows if not along_n else rows / cols
-    ideal = 2 ** round(math.log2(math.sqrt(wave * ratio)))
+    ideal = 2 ** round(math.log2(math.sqrt(concurrent_clusters(tile, arch) * ratio)))
     return max(1, min(ideal, cluster_tiles(tile, problem)[along_n])), along_n
 
 
-def _judge(tile: Tile, problem: Problem, arch: Arch, missing: Callable[[Variant], str | None]) -> Candidate:
+def l2_hints(tile: Tile, problem: Problem, arch: Arch) -> tuple[str, str]:
+    """(a_l2, b_l2): what to keep in the L2 cache, and what to let go first.
+
+    Where all of it fits, the cache's own order is right: whoever reads the result, or the operands again, finds them.
+    Else an operand that no second tile reads is let go first, so that it does not push out what others read again;
+    and so is one larger than the cache that concurrent tiles do not share, for it will be gone before it is read
+    again. An operand that is read again and fits (in `RETAINED` of the cache) is kept last beside such a stream.
+    Two operands that are both shared by concurrent tiles need no hint: the tile order keeps what they share. None on
+    Hopper: on an H200 no pair of hints gained 1 % on four large products, and two pairs lost 2 to 4 %.
+    """
+    if family(arch.target) == "hopper" or problem.min_bytes <= RETAINED * arch.l2_bytes:
+        return "normal", "normal"
+    streams = _is_stream("a", tile, problem, arch), _is_stream("b", tile, problem, arch)
+    sizes = operand_bytes(problem)
+    a, b = (_hint(*facts, arch) for facts in zip(sizes, streams, streams[::-1], strict=True))
+    return a, b
+
+
+def operand_bytes(problem: Problem) -> tuple[int, int]:
+    """Bytes of a and of b, all their matrices."""
+    a = problem.a_batch * problem.m * problem.k * DTYPE_BYTES[problem.a_dtype]
+    return a, problem.b_batch * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]
+
+
+def _hint(size: int, is_stream: bool, is_other_stream: bool, arch: Arch) -> str:
+    if is_stream:
+        return "evict_first"
+    return "evict_last" if is_other_stream and size <= RETAINED * arch.l2_bytes else "normal"
+
+
+def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
+    """Whether one tile reads each part of it, or several whose reads lie too far apart."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    is_a = operand == "a"
+    own_batch = (problem.a_batch if is_a else problem.b_batch) > 1
+    reads = (tiles_n if is_a else tiles_m) * (1 if own_batch else problem.batch)
+    if reads == 1:
+        return True
+    group, along_n = raster(tile, problem, arch)
+    across = -(-concurrent_clusters(tile, arch) // group)
+    sharing = min(reads, (group if along_n else across) if is_a else (across if along_n else group))
+    return sharing == 1 and operand_bytes(problem)[0 if is_a else 1] > arch.l2_bytes
+
+
+def _judge(candidate: Candidate, arch: Arch, missing: Callable[[Variant], str | None]) -> Candidate:
+    tile, problem = candidate.tile, candidate.problem
     if reason := why_not(tile, problem, arch):
-        return Candidate(tile, reason=reason)
+        return dataclasses.replace(candidate, reason=reason)
     reason = missing(variant_for(problem, tile, arch.target))
-    return Candidate(tile, cost(tile, problem, arch), reason)
+    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason)
 
 
-def _best(judged: list[Candidate]) -> Tile:
+def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
     """Of candidates in order of preference, the first of which can be launched."""
-    costs = {c.tile: c.cost for c in judged if c.cost and c.reason is None}
-    fastest = min(cost.us for cost in costs.values())
-    tied = [tile for tile, cost in costs.items() if cost.us <= TIE * fastest]
-    return min(tied, key=lambda tile: costs[tile].l2_bytes)
+    costs = [(c.cost, c) for c in judged if c.cost and c.reason is None]
+    placed = [(cost, c) for cost, c in costs if c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
+    if placed and placed[0][0].us <= TIE * costs[0][0].us:
+        costs = placed
+    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= TIE * costs[0][0].us]
+    return min(tied, key=lambda entry: entry[:2])[-1]
+
+
+def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
+    """A single accumulator in TMEM: nothing hides its epilogue, and no measurement of ours says how long that is."""
+    return family(arch.target) == "blackwell" and acc_stages(candidate.tile) == 1
 
 
 def _preference(candidate: Candidate) -> tuple[bool, bool, float]:

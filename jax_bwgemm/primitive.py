@@ -1,7 +1,8 @@
 """The primitives and their differentiation rules. Knows no device: that is `lowering`; `batching` has the vmap rules.
 
-`matmul_p` is `alpha * (a @ b)`, linear in each operand. `fused_matmul_p` adds a bias, an activation or both and is
-differentiated through `matmul_p`. Operands and majors are those of docs/architecture.md, "The primitive's operands".
+`matmul_p` is `alpha * (a @ b)`, linear in each operand. `fused_matmul_p` adds a bias, an activation, a residual or some
+of them and is differentiated through `matmul_p`. Operands and majors are those of docs/architecture.md, "The
+primitive's operands".
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from jax_bwgemm.shape_rules import _matmul_shape_rule, match_varying
+from jax_bwgemm.precision import is_algorithm
+from jax_bwgemm.problem import FP8_DTYPES
+from jax_bwgemm.reference import round_to
+from jax_bwgemm.shape_rules import _matmul_shape_rule, extras, match_varying
 
 matmul_p = Primitive("bwgemm_matmul")
 fused_matmul_p = Primitive("bwgemm_fused_matmul")
@@ -24,18 +28,23 @@ fused_matmul_p = Primitive("bwgemm_fused_matmul")
 def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
     """`alpha * (a @ b)` of shape (l, m, n), in `out_dtype`.
 
-    Params: `a_major`, `b_major`, `out_dtype`, `alpha`, `tile` (None: the planner's), `on_fallback`, `device`,
-    `emulate`.
+    Params: `a_major`, `b_major`, `out_dtype`, `alpha`, `precision` (canonical), `tile` (None: the planner's), and the
+    fields of a `Config`.
     """
     return matmul_p.bind(*match_varying(a, b), **params)
 
 
-def fused_product(a: jax.Array, b: jax.Array, bias: jax.Array | None, **params: Any) -> jax.Array:
-    """`activation(alpha * (a @ b) + bias)`; `bias` is (n,) in `out_dtype`. Params: `product`'s and `activation`."""
-    if bias is None and params["activation"] is None:
+def fused_product(
+    a: jax.Array, b: jax.Array, bias: jax.Array | None, residual: jax.Array | None = None, **params: Any
+) -> jax.Array:
+    """`activation(alpha * (a @ b) + bias) + residual`; `bias` is (n,) and `residual` (l, m, n), both in `out_dtype`.
+
+    Params: `product`'s and `activation`.
+    """
+    rest = [x for x in (bias, residual) if x is not None]
+    if not rest and params["activation"] is None:
         return product(a, b, **_linear(params))
-    operands = (a, b) if bias is None else (a, b, bias)
-    return fused_matmul_p.bind(*match_varying(*operands), **params)
+    return fused_matmul_p.bind(*match_varying(a, b, *rest), **params)
 
 
 def _linear(params: dict[str, Any]) -> dict[str, Any]:
@@ -73,33 +82,71 @@ def _stack_rows(x: jax.Array) -> jax.Array:
     return x.reshape(1, x.shape[0] * x.shape[1], x.shape[2])
 
 
-def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, **params: Any) -> jax.Array:
+def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, precision: Any, **params: Any) -> jax.Array:
     """x @ y as the cotangent of an operand `aval`. The forward's `tile` says nothing about this product.
 
     A cotangent wider than the operands (`out_dtype=float32`) is rounded to their dtype: that is what the kernels
-    multiply, and the gradient is rounded to it anyway.
+    multiply, and the gradient is rounded to it anyway. Not so to 8-bit floats: these are widened instead.
     """
-    x, y = x.astype(aval.dtype), y.astype(aval.dtype)
-    if aval.shape[0] == 1 and max(x.shape[0], y.shape[0]) > 1:
-        summands = product(x, y, out_dtype=jnp.dtype("float32"), tile=None, **params)
-        return jnp.sum(summands, axis=0, keepdims=True).astype(aval.dtype)
-    return product(x, y, out_dtype=aval.dtype, tile=None, **params)
+    dtype = _factor_dtype(aval.dtype, out_dtype)
+    is_widened = dtype != aval.dtype
+    if is_widened and is_algorithm(precision):
+        precision = None  # it names the operands' dtype
+    x, y = x.astype(dtype), y.astype(dtype)
+    params |= {"tile": None, "precision": precision}
+    is_summed = aval.shape[0] == 1 and max(x.shape[0], y.shape[0]) > 1
+    if not (is_summed or is_widened):
+        return product(x, y, out_dtype=aval.dtype, **params)
+    gradient = product(x, y, out_dtype=jnp.dtype("float32"), **params)
+    return round_to(jnp.sum(gradient, axis=0, keepdims=True) if is_summed else gradient, aval.dtype)
 
 
-def _fused_matmul_jvp(primals: Any, tangents: Any, *, activation: str | None, **params: Any) -> tuple[Any, Any]:
-    """The tangent of the linear part, masked where the activation is flat; relu is flat at 0, as `jax.nn.relu` is."""
-    a, b, *bias = primals
-    out = fused_product(a, b, bias[0] if bias else None, activation=activation, **params)
-    a_dot, b_dot, *bias_dot = (None if type(t) is ad.Zero else t for t in tangents)
+def _factor_dtype(operand: Any, cotangent: Any) -> Any:
+    """In which dtype the gradient of an operand is multiplied: its own, but the cotangent's, at least two bytes wide,
+    for an 8-bit float."""
+    if str(operand) not in FP8_DTYPES:
+        return operand
+    return jnp.dtype("bfloat16") if str(cotangent) in FP8_DTYPES else cotangent
+
+
+def _fused_matmul_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    """The tangent of the linear part, masked where the activation is flat; the residual's comes on top."""
+    a, b, *rest = primals
+    a_dot, b_dot, *rest_dots = (None if type(t) is ad.Zero else t for t in tangents)
+    dot_of_rank = dict(zip(map(jnp.ndim, rest), rest_dots, strict=True))
+    bias_dot, residual_dot = dot_of_rank.get(1), dot_of_rank.get(3)
+    linear = _linear(params)
     terms = []
     if a_dot is not None:
-        terms.append(product(a_dot, b, **params))
+        terms.append(product(a_dot, b, **linear))
     if b_dot is not None:
-        terms.append(product(a, b_dot, **params))
-    if bias_dot and bias_dot[0] is not None:
-        terms.append(jnp.broadcast_to(bias_dot[0], out.shape))
-    tangent = functools.reduce(jnp.add, terms)
-    return out, tangent if activation is None else lax.select(out > 0, tangent, jnp.zeros_like(tangent))
+        terms.append(product(a, b_dot, **linear))
+    out, is_active = _with_mask(primals, is_needed=bool(terms) or bias_dot is not None, **params)
+    if bias_dot is not None:
+        terms.append(jnp.broadcast_to(bias_dot, out.shape))
+    if is_active is not None:
+        tangent = functools.reduce(jnp.add, terms)
+        terms = [lax.select(is_active, tangent, jnp.zeros_like(tangent))]
+    if residual_dot is not None:
+        terms.append(residual_dot)
+    return out, functools.reduce(jnp.add, terms)
+
+
+def _with_mask(
+    primals: Any, *, is_needed: bool, activation: str | None, out_dtype: Any, **params: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """The result, and where the activation is not flat, if there is one; relu is flat at 0, as `jax.nn.relu` is.
+
+    A residual hides which that is, and is added to the activation's float32: rounded once, as without differentiation.
+    """
+    (a, b), (bias, residual) = primals[:2], extras(primals)
+    params |= {"activation": activation}
+    if activation is None or not is_needed or residual is None:
+        out = fused_product(a, b, bias, residual, out_dtype=out_dtype, **params)
+        return out, out > 0 if activation is not None and is_needed else None
+    f32 = jnp.dtype("float32")
+    active = fused_product(a, b, None if bias is None else bias.astype(f32), out_dtype=f32, **params)
+    return round_to(active + residual.astype(f32), out_dtype), active > 0
 
 
 for _primitive in (matmul_p, fused_matmul_p):

@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-DTYPE_SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+DTYPE_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+}
+DTYPE_SHORT = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "s8",
+    "uint8": "u8",
+    "int32": "s32",
+}
+FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+INT8_DTYPES = ("int8", "uint8")
 A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
+C_MAJORS = ("n", "m")
 ACTIVATIONS = (None, "relu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """`activation(alpha * (a @ b) + bias)`, evaluated in float32 before the one rounding to the output dtype.
+    """`activation(alpha * (a @ b) + bias) + residual`, in float32 before the one rounding to the output dtype.
 
-    `bias` has shape (n,) and the output's dtype. The fields say what happens; the operand itself travels beside.
+    `bias` has shape (n,) and the output's dtype; `residual` has the output's shape, dtype and major. The fields say
+    what happens; the operands themselves travel beside.
     """
 
     alpha: float = 1.0
     has_bias: bool = False
     activation: str | None = None
+    has_residual: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -36,15 +59,19 @@ class Epilogue:
             steps.append("bias")
         if self.activation is not None:
             steps.append(self.activation)
+        if self.has_residual:
+            steps.append("residual")
         return "_".join(steps) or "identity"
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), accumulated in float32.
+    """out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), accumulated in float32 (integers: int32).
 
-    A major names the contiguous dimension: `a` is stored as (l, m, k) if `a_major` is "k", else as (l, k, m);
-    `b` as (l, k, n) if `b_major` is "n", else as (l, n, k). An operand whose `*_batch` is 1 is shared by all `batch`.
+    float32 operands are rounded to TF32 by the tensor cores. A major names the contiguous dimension: `a` is stored as
+    (l, m, k) if `a_major` is "k", else as (l, k, m); `b` as (l, k, n) if `b_major` is "n", else as (l, n, k); the
+    result as (l, m, n) if `c_major` is "n", else as (l, n, m). An operand whose `*_batch` is 1 is shared by all
+    `batch`.
     """
 
     m: int
@@ -59,13 +86,35 @@ class Problem:
     a_batch: int = 1
     b_batch: int = 1
     epilogue: Epilogue = Epilogue()
+    c_major: str = "n"
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch != 1 else ""
         dtypes = f"{self.a_dtype}*{self.b_dtype}->{self.out_dtype}"
-        return (
-            f"{batch}{self.m}x{self.n}x{self.k} {dtypes} a:{self.a_major}-major b:{self.b_major}-major "
-            f"{self.epilogue.kind}"
+        majors = f"a:{self.a_major}-major b:{self.b_major}-major"
+        if self.c_major != "n":
+            majors += f" c:{self.c_major}-major"
+        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}"
+
+    @property
+    def transposed(self) -> Problem:
+        """The same product as C^T = B^T A^T: b's bytes are the new a, a's the new b, and the result's stay.
+
+        ValueError with a bias: it lies along n, which is the transposed product's m.
+        """
+        if self.epilogue.has_bias:
+            raise ValueError(f"a transposed product requires no bias, got {self}")
+        return dataclasses.replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_dtype=self.b_dtype,
+            b_dtype=self.a_dtype,
+            a_major="m" if self.b_major == "n" else "k",
+            b_major="n" if self.a_major == "m" else "k",
+            a_batch=self.b_batch,
+            b_batch=self.a_batch,
+            c_major="m" if self.c_major == "n" else "n",
         )
 
     @property

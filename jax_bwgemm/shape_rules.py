@@ -38,10 +38,18 @@ def broadcast_batch(a: Shape, b: Shape) -> Shape:
 
 
 def result_dtype(a: Any, b: Any, out_dtype: Any = None) -> np.dtype:
-    """`out_dtype`, else what `jnp.matmul` returns for these operands."""
-    dtype = jnp.result_type(a, b) if out_dtype is None else out_dtype
+    """`out_dtype`, else what `jnp.matmul` returns for these operands: ValueError where JAX promotes them to nothing."""
+    if out_dtype is None:
+        try:
+            return jnp.result_type(a, b)
+        except ValueError:  # two 8-bit floats that differ, or one beside a wider float
+            got = f"{jnp.dtype(a)} and {jnp.dtype(b)}"
+            raise ValueError(
+                f"`matmul` requires `out_dtype` for operands that JAX promotes to no common dtype, got {got}; "
+                "pass it, for example `out_dtype=jnp.bfloat16`"
+            ) from None
     try:
-        return jnp.dtype(dtype)
+        return jnp.dtype(out_dtype)
     except TypeError:
         raise TypeError(f"`out_dtype` requires a dtype, got {out_dtype!r}") from None
 
@@ -54,11 +62,26 @@ def check_bias(bias: Any, a: Shape, b: Shape) -> None:
         raise ValueError(f"`bias` requires the shape (n,) = {_show(b[-1:])}, got {_show(jnp.shape(bias))}")
 
 
+def check_residual(residual: Any, shape: Shape) -> None:
+    """`residual` has the result's `shape`: it is read where the result is written."""
+    if jnp.shape(residual) != shape:
+        raise ValueError(
+            f"`residual` requires the result's shape {_show(shape)}, got {_show(jnp.shape(residual))}; "
+            "broadcast it first, or add it afterwards"
+        )
+
+
 def sizes(a: Shape, b: Shape, a_major: str, b_major: str) -> tuple[int, int, int, int]:
     """(l, m, n, k) of operands of these shapes; see docs/architecture.md, "The primitive's operands"."""
     m, k = a[1:] if a_major == "k" else a[:0:-1]
     n = b[2] if b_major == "n" else b[1]
     return b[0] if a[0] == 1 else a[0], m, n, k
+
+
+def extras(operands: Sequence[Any]) -> tuple[Any, Any]:
+    """(bias, residual) behind a and b, or None: told apart by their ranks, (n,) and (l, m, n)."""
+    by_rank = {len(x.shape): x for x in operands[2:]}
+    return by_rank.get(1), by_rank.get(3)
 
 
 def problem_of(
@@ -71,20 +94,22 @@ def problem_of(
     activation: str | None = None,
     **_: Any,
 ) -> Problem:
-    """The `Problem` that a primitive's operands (a, b and perhaps a bias; arrays or avals) and params pose."""
-    a, b, *bias = operands
+    """The `Problem` that a primitive's operands (a, b, perhaps `extras`; arrays or avals) and params pose."""
+    (a, b), (bias, residual) = operands[:2], extras(operands)
     batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
-    epilogue = Epilogue(alpha, bool(bias), activation)
+    epilogue = Epilogue(alpha, bias is not None, activation, residual is not None)
     dtypes = str(a.dtype), str(b.dtype), str(out_dtype)
     return Problem(m, n, k, batch, *dtypes, a_major, b_major, a.shape[0], b.shape[0], epilogue)
 
 
-def _matmul_shape_rule(a: Any, b: Any, *bias: Any, a_major: str, b_major: str, out_dtype: Any, **_: Any) -> Any:
+def _matmul_shape_rule(a: Any, b: Any, *rest: Any, a_major: str, b_major: str, out_dtype: Any, **_: Any) -> Any:
     """The aval of (l, m, n). Like every lax rule it wants operands of rank 3 whose varying axes agree."""
     batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
     k_b = b.shape[1 if b_major == "n" else 2]
-    if k != k_b or not {a.shape[0], b.shape[0]} <= {1, batch} or any(x.shape != (n,) for x in bias):
-        raise ValueError(f"`matmul_p` requires (l, m, k) x (l, k, n), got {a.shape} {a_major} x {b.shape} {b_major}")
+    is_legal = k == k_b and {a.shape[0], b.shape[0]} <= {1, batch}
+    if not is_legal or any(x.shape not in ((n,), (batch, m, n)) for x in rest):
+        got = f"{a.shape} {a_major} x {b.shape} {b_major}{''.join(f' + {x.shape}' for x in rest)}"
+        raise ValueError(f"`matmul_p` requires (l, m, k) x (l, k, n) + (n,) + (l, m, n), got {got}")
     spec = PartitionSpec(
         (b if a.shape[0] == 1 else a).sharding.spec[0],
         a.sharding.spec[1 if a_major == "k" else 2],

@@ -12,9 +12,26 @@ import ml_dtypes
 import numpy as np
 
 MAJORS = tuple(itertools.product("km", "nk"))
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int32": np.int32,
+}
 # Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
-BOUNDS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-14}
+BOUNDS = {
+    "bfloat16": 2.0**-9,
+    "float16": 2.0**-12,
+    "float32": 2.0**-14,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "int32": 0.0,
+}
+TF32_BOUND = 2.0**-11  # half a unit in the last place of a TF32 operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,33 +51,66 @@ class Case:
     alpha: float = 1.0
     has_bias: bool = False
     activation: str | None = None
+    b_dtype: str | None = None  # None: `dtype`
+    c_major: str = "n"
+    has_residual: bool = False
 
     def __str__(self) -> str:
         batch = f"{self.a_batch}+{self.b_batch}x" if self.batch > 1 else ""
         steps = "-".join(
             name
-            for name, on in (("scale", self.alpha != 1), ("bias", self.has_bias), (self.activation, self.activation))
+            for name, on in (
+                ("scale", self.alpha != 1),
+                ("bias", self.has_bias),
+                (self.activation, self.activation),
+                ("residual", self.has_residual),
+            )
             if on
         )
-        dtypes = f"{self.dtype}-{self.out_dtype}"
-        return f"{batch}{self.m}x{self.n}x{self.k}-{self.a_major}{self.b_major}-{dtypes}" + (steps and f"-{steps}")
+        dtypes = f"{self.dtype}-{self.b_dtype}-{self.out_dtype}" if self.b_dtype else f"{self.dtype}-{self.out_dtype}"
+        majors = self.a_major + self.b_major + ("m" if self.c_major == "m" else "")
+        return f"{batch}{self.m}x{self.n}x{self.k}-{majors}-{dtypes}" + (steps and f"-{steps}")
 
     def inputs(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """a, b and bias as stored: (la, m, k) or (la, k, m), (lb, k, n) or (lb, n, k), (n,)."""
         rng = np.random.default_rng(seed)
         a_rows, b_cols = (self.m, self.k), (self.k, self.n)
-        a = rng.standard_normal((self.a_batch, *(a_rows if self.a_major == "k" else a_rows[::-1])))
-        b = rng.standard_normal((self.b_batch, *(b_cols if self.b_major == "n" else b_cols[::-1])))
-        bias = rng.standard_normal(self.n).astype(DTYPES[self.out_dtype]) if self.has_bias else None
-        return a.astype(DTYPES[self.dtype]), b.astype(DTYPES[self.dtype]), bias
+        a = _random(rng, (self.a_batch, *(a_rows if self.a_major == "k" else a_rows[::-1])), self.dtype)
+        b_shape = (self.b_batch, *(b_cols if self.b_major == "n" else b_cols[::-1]))
+        b = _random(rng, b_shape, self.b_dtype or self.dtype)
+        return a, b, _random(rng, (self.n,), self.out_dtype) if self.has_bias else None
 
-    def reference(self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    def residual(self, seed: int = 0) -> np.ndarray | None:
+        """Stored as the result is; None without one."""
+        rows_cols = (self.m, self.n) if self.c_major == "n" else (self.n, self.m)
+        rng = np.random.default_rng([seed, 1])
+        return _random(rng, (self.batch, *rows_cols), self.out_dtype) if self.has_residual else None
+
+    def reference(
+        self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, residual: np.ndarray | None = None
+    ) -> np.ndarray:
         """(batch, m, n) in float64."""
         a, b = a.astype(np.float64), b.astype(np.float64)
         a = a if self.a_major == "k" else a.swapaxes(1, 2)
         b = b if self.b_major == "n" else b.swapaxes(1, 2)
         out = self.alpha * (a @ b) + (0.0 if bias is None else bias.astype(np.float64))
-        return np.maximum(out, 0.0) if self.activation == "relu" else out
+        out = np.maximum(out, 0.0) if self.activation == "relu" else out
+        if residual is None:
+            return out
+        residual = residual.astype(np.float64)
+        return out + (residual if self.c_major == "n" else residual.swapaxes(1, 2))
+
+    @property
+    def bound(self) -> float:
+        """Of the relative error: the result's rounding, or its operands' to TF32."""
+        return max(BOUNDS[self.out_dtype], TF32_BOUND if self.dtype == "float32" else 0.0)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype in ("int8", "uint8"):
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
@@ -72,9 +122,18 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 
 def check(got: np.ndarray, want: np.ndarray, out_dtype: str, num_roundings: int = 1) -> None:
     """Asserts shape and bound. `num_roundings`: how often a result was rounded to `out_dtype` on the way."""
+    _check(got, want, num_roundings * BOUNDS[out_dtype])
+
+
+def check_case(got: np.ndarray, want: np.ndarray, case: Case) -> None:
+    """The same with the bound of `case`."""
+    _check(got, want, case.bound)
+
+
+def _check(got: np.ndarray, want: np.ndarray, bound: float) -> None:
     assert got.shape == want.shape, f"{got.shape} for {want.shape}"
     error = relative_error(got, want)
-    assert error <= num_roundings * BOUNDS[out_dtype], f"relative error {error:.2e} in {out_dtype}"
+    assert error <= bound, f"relative error {error:.2e}, over {bound:.2e}"
 
 
 def _edges() -> list[Case]:
@@ -92,14 +151,17 @@ def _batches() -> list[Case]:
 
 EDGES = _edges()
 BY_MAJORS = [Case(m, n, k, a_major=x, b_major=y) for x, y in MAJORS for m, n, k in ((136, 72, 200), (264, 384, 128))]
-BY_DTYPES = [Case(136, 200, 264, dtype=d, out_dtype=o) for d, o in itertools.product(("bfloat16", "float16"), DTYPES)]
+BY_DTYPES = [
+    Case(136, 200, 264, dtype=d, out_dtype=o)
+    for d, o in itertools.product(("bfloat16", "float16"), ("bfloat16", "float16", "float32"))
+]
 BATCHES = _batches()
 EPILOGUES = [
     Case(136, 200, 264, out_dtype=o, alpha=alpha, has_bias=has_bias, activation=activation)
     for o in ("bfloat16", "float32")
     for alpha, has_bias, activation in itertools.product((1.0, -0.5), (False, True), (None, "relu"))
 ]
-# Rows that TMA cannot step over, and sizes of 0: XLA computes these.
+# Rows that TMA cannot step over: operands are padded, results stored by elements. Sizes of 0 are XLA's.
 UNALIGNED = [Case(16, 1, 64), Case(16, 127, 64), Case(16, 128, 63), Case(15, 128, 64, a_major="m")]
 EMPTY = [Case(0, 8, 8), Case(8, 0, 8), Case(8, 8, 0), Case(8, 8, 0, has_bias=True, activation="relu")]
 ALL = [*EDGES, *BY_MAJORS, *BY_DTYPES, *BATCHES, *EPILOGUES, *UNALIGNED, *EMPTY]

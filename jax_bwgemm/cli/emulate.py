@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_bwgemm.arch import ARCHS, TARGETS
+from jax_bwgemm.arch import ARCHS, TARGETS, by_name
 from jax_bwgemm.cli.explain import DTYPES
 from jax_bwgemm.config import Config
-from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, Epilogue, Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, C_MAJORS, INT8_DTYPES, Epilogue, Problem
+from jax_bwgemm.tile import Tile, why_not
 from jax_bwgemm.variant import variant_for
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "run a kernel in the PTX emulator: error, counts, trace and timeline; needs no GPU"
 SCHEDULES = ("eager", "lazy", "loads-eager", "mmas-eager", "random")
-_MAJORS = [x + y for x in A_MAJORS for y in B_MAJORS]
+_MAJORS = [x + y + z for z in ("", *C_MAJORS) for x in A_MAJORS for y in B_MAJORS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tile", help="for example 256x256x64_cta2_cluster2x1 (default: the planner's)")
     parser.add_argument("--shape", default="512x512x256", metavar="[BATCH*]MxNxK", help="(default: %(default)s)")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="of the operands")
-    parser.add_argument("--out-dtype", choices=DTYPES, help="of the result (default: that of the operands)")
-    parser.add_argument("--majors", default="kn", choices=_MAJORS, help="contiguous dimensions of a and b")
+    parser.add_argument("--b-dtype", choices=DTYPES, help="of the second operand, if it differs")
+    parser.add_argument("--out-dtype", choices=DTYPES, help="of the result (default: that of a; int32 for integers)")
+    parser.add_argument("--majors", default="kn", choices=_MAJORS, help="contiguous dimensions of a, b and the result")
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--bias", action="store_true")
     parser.add_argument("--activation", choices=[name for name in ACTIVATIONS if name])
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clusters", type=int, metavar="N", help="that run at once; 1: one walks all tiles")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of inputs and schedules")
     parser.add_argument("--schedule", choices=SCHEDULES, help="when asynchronous work completes (default: each)")
+    parser.add_argument("--counts", action="store_true", help="what each CTA and each output tile takes")
     parser.add_argument("--trace", nargs="?", const="0:0", metavar="CTA:WARP", help="print what this warp executes")
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for ui.perfetto.dev")
 
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"the emulator stopped the kernel: {error}", file=sys.stderr)
         return 1
     runs.show(results)
+    if args.counts:
+        runs.show_counts(kernel, results[-1].counters)
     return 0 if all(result.is_right for result in results) else 1
 
 
@@ -74,10 +78,13 @@ def _problem(args: argparse.Namespace) -> Problem:
         raise ValueError(f"`--shape` requires the form [BATCH*]MxNxK, got {args.shape!r}")
     batch, *sizes = (int(size or 1) for size in match.groups())
     m, n, k = sizes
-    dtype, out_dtype = DTYPES[args.dtype], DTYPES[args.out_dtype or args.dtype]
+    a_dtype, b_dtype = DTYPES[args.dtype], DTYPES[args.b_dtype or args.dtype]
+    own_dtype = "int32" if a_dtype in INT8_DTYPES else a_dtype
+    out_dtype = DTYPES[args.out_dtype] if args.out_dtype else own_dtype
     epilogue = Epilogue(args.alpha, args.bias, args.activation)
-    a_major, b_major = args.majors
-    return Problem(m, n, k, batch, dtype, dtype, out_dtype, a_major, b_major, batch, batch, epilogue)
+    a_major, b_major, c_major = (args.majors + "n")[:3]
+    dtypes, majors = (a_dtype, b_dtype, out_dtype), (a_major, b_major)
+    return Problem(m, n, k, batch, *dtypes, *majors, batch, batch, epilogue, c_major)
 
 
 def _kernel(args: argparse.Namespace, problem: Problem) -> Kernel:
@@ -86,24 +93,24 @@ def _kernel(args: argparse.Namespace, problem: Problem) -> Kernel:
     from jax_bwgemm.emulated import kernel_of
 
     device = Config(device=args.device, emulate=args.arch).planned_device
-    decisions = [decide(problem, device, tile, is_emulated=True) for tile in _tiles(args)]
+    assert device is not None  # each target that can be emulated has one
+    decisions = [decide(problem, device, tile, is_emulated=True) for tile in _tiles(args, problem, device)]
 
     def predicted_us(decision: Decision) -> float:
-        cost = decision.plan.candidates[0].cost if decision.plan and decision.entry else None
-        return cost.us if cost else float("inf")
+        chosen = decision.plan.chosen if decision.plan and decision.entry else None
+        return chosen.cost.us if chosen and chosen.cost else float("inf")
 
     best = min(decisions, key=predicted_us)
     if best.entry is None:
-        raise ValueError(f"{best.reason}{_build_just_one(best, problem)}")
+        raise ValueError(f"{best.reason}{_build_just_one(best)}")
     return kernel_of(best, problem, args.clusters)
 
 
-def _tiles(args: argparse.Namespace) -> list[Tile | None]:
-    from jax_bwgemm.plan import candidates
-
-    given = [Tile.from_str(args.tile)] if args.tile else candidates(args.arch)
+def _tiles(args: argparse.Namespace, problem: Problem, device: str) -> list[Tile | None]:
+    """What to plan with: None for all tiles."""
     if args.cta_group is None:
-        return [*given] if args.tile else [None]
+        return [Tile.from_str(args.tile) if args.tile else None]
+    given = [Tile.from_str(args.tile)] if args.tile else _all_tiles(problem, device)
     tiles = [tile for tile in given if tile.cta_group == args.cta_group]
     if not tiles:
         what = f"the tile {args.tile}" if args.tile else args.arch
@@ -111,12 +118,21 @@ def _tiles(args: argparse.Namespace) -> list[Tile | None]:
     return [*tiles]
 
 
-def _build_just_one(decision: Decision, problem: Problem) -> str:
+def _all_tiles(problem: Problem, device: str) -> list[Tile]:
+    """Those that can compute the problem; all, if none can."""
+    from jax_bwgemm.plan import candidates
+
+    tiles = [c.tile for c in candidates(problem, by_name(device)) if not c.swapped]
+    return [tile for tile in tiles if why_not(tile, problem, by_name(device)) is None] or tiles
+
+
+def _build_just_one(decision: Decision) -> str:
     """A command, if all that is missing is a cubin."""
     plan = decision.plan
     if plan is None or plan.tile is not None or plan.candidates[0].cost is None:
         return ""
-    name = variant_for(problem, plan.candidates[0].tile, plan.arch.target).name
+    wanted = plan.candidates[0]
+    name = variant_for(wanted.problem, wanted.tile, plan.arch.target).name
     return f" (just this one: `python -m jax_bwgemm build --only '{name}'`)"
 
 

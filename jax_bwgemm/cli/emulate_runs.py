@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from jax_bwgemm.cli.drawing import progress_bar, show_table
+from jax_bwgemm.cost import cluster_tiles
 from jax_bwgemm.emulated import Kernel
 from jax_bwgemm.emulator import Counters, Schedule, Timeline, Trace
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES, Problem
 
 # Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
-BOUNDS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-14}
+BOUNDS = {
+    "bfloat16": 2.0**-9,
+    "float16": 2.0**-12,
+    "float32": 2.0**-14,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "int32": 0.0,
+}
+TF32_BOUND = 2.0**-11  # half a unit in the last place of an operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +45,30 @@ class Result:
 
 
 def inputs(problem: Problem, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Operands as stored, and the result in float64."""
+    """Operands as stored, and the result in float64, as stored."""
     p, rng = problem, np.random.default_rng(seed)
-    a = rng.standard_normal((p.batch, p.m, p.k)).astype(p.a_dtype)
-    b = rng.standard_normal((p.batch, p.k, p.n)).astype(p.b_dtype)
-    bias = [rng.standard_normal(p.n).astype(p.out_dtype)] if p.epilogue.has_bias else []
+    a = _random(rng, (p.batch, p.m, p.k), p.a_dtype)
+    b = _random(rng, (p.batch, p.k, p.n), p.b_dtype)
+    bias = [_random(rng, (p.n,), p.out_dtype)] if p.epilogue.has_bias else []
     want = p.epilogue.alpha * (a.astype(np.float64) @ b.astype(np.float64)) + sum(x.astype(np.float64) for x in bias)
     stored = [a if p.a_major == "k" else a.swapaxes(1, 2), b if p.b_major == "n" else b.swapaxes(1, 2)]
-    return [*stored, *bias], np.maximum(want, 0.0) if p.epilogue.activation == "relu" else want
+    want = np.maximum(want, 0.0) if p.epilogue.activation == "relu" else want
+    if p.out_dtype in FP8_DTYPES:
+        largest = float(ml_dtypes.finfo(p.out_dtype).max)
+        want = np.clip(want, -largest, largest)
+    return [*stored, *bias], want if p.c_major == "n" else want.swapaxes(1, 2)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Normal, or all the integers there are."""
+    if dtype in INT8_DTYPES:
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def bound(problem: Problem) -> float:
+    """Of the relative error: the result's rounding, or that of operands to TF32."""
+    return max(BOUNDS[problem.out_dtype], TF32_BOUND if problem.a_dtype == "float32" else 0.0)
 
 
 def schedules(name: str | None, seed: int) -> list[Schedule]:
@@ -79,7 +106,7 @@ def results(kernel: Kernel, name: str | None, num_seeds: int) -> Iterator[Result
             out, counters = kernel.run(*operands, schedule=schedule)
             seconds = time.perf_counter() - start
             error = float(np.linalg.norm(out.astype(np.float64) - want) / (np.linalg.norm(want) or 1.0))
-            yield Result(schedule.name, error, BOUNDS[problem.out_dtype], seconds, counters)
+            yield Result(schedule.name, error, bound(problem), seconds, counters)
         progress(len(runs), len(runs))
 
 
@@ -106,6 +133,42 @@ def _show_counts(counters: Counters) -> None:
         per_cta = [size for (name, _), size in by_cta.items() if name == operand] or [0]
         rows.append((f"bytes of {operand} that TMA {verb} per CTA", _range(min(per_cta), max(per_cta))))
     show_table("one launch", ("", "count"), rows)
+
+
+def show_counts(kernel: Kernel, counters: Counters) -> None:
+    """What a CTA takes, from the least to the most, and on average what a CTA takes for one tile of the output.
+
+    An MMA of a pair counts for the CTA that issues it; where a cluster divides k, each of its CTAs counts.
+    """
+    tile, num_ctas = kernel.entry.variant.tile, int(np.prod(kernel.plan.grid))
+    tiles_m, tiles_n = cluster_tiles(tile, kernel.problem)
+    shares = tiles_m * tiles_n * kernel.problem.batch * tile.cluster_ctas
+    rows = []
+    for name, by_cta in _counts(counters).items():
+        each = [by_cta[cta] for cta in range(num_ctas)]
+        rows.append((name, _range(min(each), max(each)), f"{sum(each) / shares:,.1f}".removesuffix(".0")))
+    title = f"{shares} tiles of {tile.cta_m}x{tile.mma_n} (times parts of k) on {num_ctas} CTAs"
+    show_table(title, ("", "a CTA", "a tile and CTA"), rows)
+
+
+def _counts(counters: Counters) -> dict[str, collections.Counter[int]]:
+    """By CTA."""
+    by_operand = {
+        "bytes of {} that TMA loads": (counters.tma_load_bytes, "ab"),
+        "bytes of {} that arrive": (counters.tma_delivered_bytes, "ab"),
+        "bytes of {} that TMA stores": (counters.tma_store_bytes, "c"),
+    }
+    rows = {
+        text.format(operand): collections.Counter({cta: size for (name, cta), size in found.items() if name == operand})
+        for text, (found, operands) in by_operand.items()
+        for operand in operands
+    }
+    return rows | {
+        "bytes from other CTAs' shared memory": counters.dsmem_load_bytes,
+        "bytes to other CTAs' shared memory": counters.dsmem_store_bytes,
+        "MMA instructions": counters.mma_instructions,
+        "barrier waits": counters.waits,
+    }
 
 
 def _range(least: int, most: int) -> str:

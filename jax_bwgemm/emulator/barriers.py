@@ -1,4 +1,4 @@
-"""CTA and cluster barriers, and the fences that publish writes and mbarrier initialisations."""
+"""CTA and cluster barriers; the fences that publish accesses to another proxy, another CTA or a barrier's users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
-from jax_bwgemm.emulator.races import INITS, KNOWN, PUBLISHED
+from jax_bwgemm.emulator.races import INITS, KNOWN, PUBLISHED, PUBLISHED_REMOTE, Clock
 from jax_bwgemm.emulator.syntax import Instr
 
 
@@ -76,7 +76,7 @@ def release(w: Any, clock: Any) -> None:
 
 @handles("barrier.cluster.arrive")
 def _cluster_arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    """`.relaxed` orders nothing but the mbarrier initialisations that fence.mbarrier_init released."""
+    """`.relaxed` orders nothing but what a fence before it released: fence.mbarrier_init, fence.acq_rel."""
     d.arity(0)
     d.only(mods, "release", "relaxed", "aligned")
 
@@ -88,7 +88,9 @@ def _cluster_arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         w.cluster_generation = barrier.generation
         if "relaxed" in mods:
             barrier.gathering.join_inits(w.clock)
+            w.join_released(barrier.gathering)
         else:
+            w.clock.release()
             release(w, barrier.gathering)
         w.cta.cluster.settle_barrier()
         return None
@@ -113,6 +115,7 @@ def _cluster_wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             )
         w.cluster_generation = None
         w.clock.join(barrier.clock)
+        w.clock.acquire()
         return None
 
     return Effect(run)
@@ -124,7 +127,7 @@ def _fence_async(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
     def run(w: Any) -> None:
         if mods != ["global"]:
-            _publish(w, PUBLISHED)
+            _publish(w, PUBLISHED, *([] if mods == ["shared::cta"] else [PUBLISHED_REMOTE]))
 
     return Effect(run)
 
@@ -135,7 +138,26 @@ def _fence_inits(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     return Effect(lambda w: _publish(w, INITS))
 
 
-def _publish(w: Any, row: int) -> None:
+def _publish(w: Any, *covered: int) -> None:
     rows = w.clock.rows
-    np.maximum(rows[row], rows[KNOWN], out=rows[row])
+    for row in covered:
+        np.maximum(rows[row], rows[KNOWN], out=rows[row])
     rows[KNOWN, w.gid] += 1
+
+
+@handles("fence.acq_rel", "fence.sc", "membar")
+def _fence(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    """At cluster scope and above: what relaxed waits saw becomes known, what is known is released and acquired."""
+    d.only(mods, "cta", "cluster", "gpu", "gl", "sys")
+    return Effect((lambda w: None) if mods == ["cta"] else fence_cluster)
+
+
+def fence_cluster(w: Any) -> None:
+    seen: Clock | None = w.seen
+    if seen is not None:
+        w.clock.join(seen)
+        w.seen = None
+    w.clock.acquire()
+    w.clock.release()
+    w.released = w.clock.copy()
+    w.clock.rows[KNOWN, w.gid] += 1

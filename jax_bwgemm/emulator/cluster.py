@@ -12,7 +12,7 @@ from jax_bwgemm.emulator.engine import AsyncOp, Engine, Schedule, Waitable
 from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.machine import Warp
 from jax_bwgemm.emulator.observe import ObservedEngine, ObservedWarp
-from jax_bwgemm.emulator.races import GRANULE, Clock, Shadow, Tracker
+from jax_bwgemm.emulator.races import ARRIVED, GRANULE, KNOWN, Clock, Shadow, Tracker
 from jax_bwgemm.emulator.tmem import Meeting, Tmem
 from jax_bwgemm.emulator.values import LANES, UINT
 
@@ -77,7 +77,9 @@ class Cta:
         self.tmem = Tmem(self)
         self.warps: list[Warp] = []
         self.ops = 0  # operations that touch this CTA's memory or barriers
-        self.remote: dict[int, int] = {}  # last epoch at which a warp of another CTA arrived here
+        self.accesses: dict[int, int] = {}  # last epoch at which a warp of another CTA read or wrote here
+        self.arrivals: dict[int, int] = {}  # how often it had arrived anywhere, when it last did here
+        self.grid_waits = 0  # bits of the griddepcontrol.wait that its warps have executed
         self.exited = False
         self.version = 0  # counts changes of shared memory, for caches of decoded operands
         self.operand_cache: dict[Any, Any] = {}
@@ -98,7 +100,7 @@ class Cluster:
         self.smem_bytes, self.machine = smem_bytes, machine
         threads = block[0] * block[1] * block[2]
         per_cta, self.num_ctas = -(-threads // 32), shape[0] * shape[1] * shape[2]
-        self.tracker = Tracker(per_cta * self.num_ctas, machine.checks)
+        self.tracker = Tracker(per_cta * self.num_ctas, machine.checks, per_cta)
         schedule: Schedule = machine.schedule
         observer = machine.observer
         self.engine = Engine(schedule) if observer is None else ObservedEngine(schedule, observer)
@@ -263,13 +265,13 @@ class Cluster:
                 f"may be in flight, issued at {culprit}",
                 where,
             )
-        for gid, epoch in cta.remote.items():
-            if known.rows[0, gid] < epoch:
-                raise Fault(
-                    "exit-in-flight",
-                    f"CTA {cta.rank_in_grid} ends while an arrival from warp {gid} of the cluster may be under way",
-                    where,
-                )
+        for row, what, last in ((ARRIVED, "arrival", cta.arrivals), (KNOWN, "access", cta.accesses)):
+            for gid, number in last.items():
+                if known.rows[row, gid] < number:
+                    message = (
+                        f"CTA {cta.rank_in_grid} ends while an {what} from warp {gid} of the cluster may be under way"
+                    )
+                    raise Fault("exit-in-flight", message, where)
 
     def _deadlock(self, alive: list[Warp]) -> Fault:
         lines = []

@@ -62,13 +62,10 @@ def _setmaxnreg(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
 
 NO_EFFECT: dict[str, tuple[str, ...]] = {
-    "griddepcontrol": ("wait", "launch_dependents"),
+    "griddepcontrol.launch_dependents": (),
     "prefetch.tensormap": (),
-    "membar": ("cta", "gl", "sys"),
     "nanosleep": ("u32",),
     "nop": (),
-    "fence.acq_rel": ("cta", "cluster", "gpu", "sys"),
-    "fence.sc": ("cta", "cluster", "gpu", "sys"),
     "cp.async.bulk.prefetch.tensor": ("1d", "2d", "3d", "4d", "5d", "L2", "global", "tile", "L2::cache_hint"),
     "tcgen05.fence::before_thread_sync": (),
     "tcgen05.fence::after_thread_sync": (),
@@ -80,6 +77,19 @@ def _no_effect(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     """Grids are not overlapped, caches are not modelled, and mbarrier waits alone order tcgen05 here."""
     d.only(mods, *NO_EFFECT[instr.opcode.removesuffix("".join(f".{mod}" for mod in mods))])
     return Effect(lambda w: None)
+
+
+@handles("griddepcontrol.wait")
+def _grid_wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
+    """Grids are not overlapped: it returns at once. Who may touch global memory has to know of one of these."""
+    d.only(mods)
+
+    def run(w: Any) -> None:
+        bit = 1 << w.cta.cluster.tracker.new_op(w.where())
+        w.cta.grid_waits |= bit
+        w.clock.ops |= bit
+
+    return Effect(run)
 
 
 # lanes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax_bwgemm.emulator import alu
 from jax_bwgemm.emulator.decode import Decoder, Pure, handles
 from jax_bwgemm.emulator.floats import one_nan
 from jax_bwgemm.emulator.syntax import Instr
-from jax_bwgemm.emulator.values import FLOAT, NUM_LANES, SINT, UINT, Value, signed
+from jax_bwgemm.emulator.values import FLOAT, NUM_LANES, SINT, UINT, Value, lifted, signed
 
 _SMALL = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8}
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
@@ -31,6 +32,10 @@ def _cvt(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
         return _int_to_int(d, instr, options, to, of)
     if to.endswith("x2") and of == "f32":
         return _pack_floats(d, instr, options, to[:-2])
+    if to == "tf32" and of == "f32":
+        return _to_tf32(d, instr, options)
+    if to in ("e4m3x2", "e5m2x2") and of == "f16x2":
+        return _narrow_halves(d, instr, options, to[:-2])
     if to.endswith("x2") and of.endswith("x2"):
         return _unpack_floats(d, instr, options, to[:-2], of[:-2])
     if to in FLOAT and of in FLOAT:
@@ -43,9 +48,17 @@ def _cvt(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
 
 
 def _int_to_int(d: Decoder, instr: Instr, options: list[str], to: str, of: str) -> Pure:
-    d.only(options)
+    d.only(options, "sat")
     from_bits, to_bits = int(of[1:]), int(to[1:])
-    reg_bits = max(to_bits, 16)  # PTX has no 8-bit registers
+    reg_bits = d.register_bits(instr.operands[0], to_bits)
+    if "sat" in options:
+        low, high = (-(1 << (to_bits - 1)), (1 << (to_bits - 1)) - 1) if to[0] == "s" else (0, (1 << to_bits) - 1)
+
+        def clamp(x: int) -> int:
+            value = signed(x, from_bits) if of[0] == "s" else x & ((1 << from_bits) - 1)
+            return min(max(value, low), high) & ((1 << reg_bits) - 1)
+
+        return alu.build(d, instr, "F(x)", max(from_bits, 16), reg_bits, functools.partial(lifted, clamp, reg_bits))
 
     def convert(x: Value) -> Value:
         if isinstance(x, np.ndarray):
@@ -93,6 +106,38 @@ def _pack_floats(d: Decoder, instr: Instr, options: list[str], kind: str) -> Pur
         return out if is_vector else int(out[0])
 
     return alu.build(d, instr, "F(x, y)", 32, 2 * width, convert)
+
+
+def _narrow_halves(d: Decoder, instr: Instr, options: list[str], kind: str) -> Pure:
+    """`cvt.rn.satfinite[.relu].{e4m3x2,e5m2x2}.f16x2 d, a`."""
+    d.arity(2)
+    d.only(options, "rn", "satfinite", "relu")
+    if "satfinite" not in options:
+        raise d.unsupported("requires .satfinite")
+
+    def convert(x: np.ndarray) -> np.ndarray:
+        floats = x.view(np.float16).astype(np.float32)
+        return round_small(floats, kind, True, "relu" in options).view(np.uint16)
+
+    return alu.build(d, instr, "F(x)", 32, 16, _lift(convert, 32, 16))
+
+
+def _to_tf32(d: Decoder, instr: Instr, options: list[str]) -> Pure:
+    """`cvt.{rna,rn}.tf32.f32 d, a`: 10 bits of fraction, ties away from zero or to even. NaN: one of its own, as a TMA
+    load of TF32 makes it; the ISA does not say."""
+    d.arity(2)
+    d.only(options, "rna", "rn")
+    if len(options) != 1:
+        raise d.unsupported("requires .rna or .rn")
+
+    def convert(x: np.ndarray) -> np.ndarray:
+        half = np.uint32(0x1000) if options == ["rna"] else np.uint32(0xFFF) + (x >> np.uint32(13) & np.uint32(1))
+        rounded = (x + half) & np.uint32(0xFFFFE000)
+        magnitude = x & np.uint32(0x7FFFFFFF)
+        out = np.where(magnitude < 0x7F800000, rounded, x)
+        return np.where(magnitude > 0x7F800000, np.uint32(0x7FFFE000), out)
+
+    return alu.build(d, instr, "F(x)", 32, 32, _lift(convert, 32, 32))
 
 
 def _unpack_floats(d: Decoder, instr: Instr, options: list[str], to: str, of: str) -> Pure:

@@ -67,9 +67,10 @@ def handles(*stems: str) -> Callable[[Handler], Handler]:
 class Decoder:
     """What a handler may ask while it decodes: slots of operands, constants, parameters."""
 
-    def __init__(self, entry: Entry, params: bytes) -> None:
+    def __init__(self, entry: Entry, params: bytes, target: str = "") -> None:
         self.entry = entry
         self.params = params
+        self.target = target
         self.num_slots = entry.num_slots
         self.constants: dict[int, Any] = {}
         self.by_value: dict[tuple[type, Any], int] = {}
@@ -96,6 +97,11 @@ class Decoder:
         for mod in mods:
             if mod not in allowed:
                 raise self.unsupported(f"unknown modifier `.{mod}`")
+
+    def not_on(self, what: str, *targets: str) -> None:
+        """Refuses what a target of these families lacks."""
+        if any(self.target.startswith(target) for target in targets):
+            raise self.unsupported(f"{self.target} has no {what}")
 
     def arity(self, *counts: int) -> None:
         assert self.instr is not None
@@ -139,6 +145,10 @@ class Decoder:
         if isinstance(operand, Sink):
             return self.new_slot()
         raise self.unsupported(f"a destination register is required, got {operand}")
+
+    def register_bits(self, operand: Operand, bits: int) -> int:
+        """Of a destination for `bits`: a register may be wider, and PTX has none of 8 bits."""
+        return max(bits, operand.bits if isinstance(operand, Reg) else 16, 16)
 
     def mem(self, operand: Operand) -> Mem:
         if not isinstance(operand, Mem):
@@ -185,6 +195,7 @@ class Program:
     runs: list[tuple[Callable[[list[Any]], None], ...] | None]
     local_runs: list[tuple[Callable[[list[Any]], None], ...] | None]
     pc_of: dict[int, int]
+    waits_for_grid: bool
 
     def run_at(self, pc: int) -> tuple[Callable[[list[Any]], None], ...]:
         fns: list[Callable[[list[Any]], None]] = []
@@ -204,12 +215,12 @@ class Program:
         return run
 
 
-def decode(entry: Entry, params: bytes) -> Program:
-    """Decodes a kernel for one parameter block (parameters become constants)."""
+def decode(entry: Entry, params: bytes, target: str = "") -> Program:
+    """Decodes a kernel of a module for `target` for one parameter block (parameters become constants)."""
     need = max((p.offset + p.size for p in entry.params), default=0)
     if len(params) < need:
         raise LaunchError(f"`{entry.name}` requires {need} bytes of parameters, got {len(params)}")
-    decoder = Decoder(entry, params)
+    decoder = Decoder(entry, params, target)
     pure: list[Any] = []
     effects: list[Any] = []
     dests = []
@@ -242,6 +253,7 @@ def decode(entry: Entry, params: bytes) -> Program:
         [None] * len(pure),
         [None] * len(pure),
         pc_of,
+        any(instr.opcode == "griddepcontrol.wait" for instr in entry.body),
     )
 
 

@@ -12,7 +12,8 @@ from jax_bwgemm.emulator.values import FLOAT
 
 K_BYTES = 32  # one MMA spans 32 bytes of K, whatever the element
 _LAYOUT_SM90 = {0: 0, 1: 128, 2: 64, 3: 32}
-_LAYOUT_SM100 = {0: 0, 2: 128, 4: 64, 6: 32}
+_LAYOUT_SM100 = {0: 0, 1: 128, 2: 128, 4: 64, 6: 32}
+_ATOMS_OF_32 = 1  # the layout of sm_100 whose swizzle moves 32 bytes as a whole: 32-bit elements, MN-major
 
 
 def operand_chunks(
@@ -50,21 +51,27 @@ def _operand(
     span = _LAYOUT_SM100.get(descriptor >> 61 & 7) if sm100 else _LAYOUT_SM90.get(descriptor >> 62 & 3)
     if span is None:
         return "unknown layout", 0
+    atoms_of_32 = sm100 and descriptor >> 61 == _ATOMS_OF_32
+    if atoms_of_32 != (sm100 and mn_major and element_bytes == 4):
+        return "32-byte swizzle atoms are the only layout of MN-major 32-bit elements, and no other's", 0
     low = start % 1024
-    chunks = _chunks(low, lbo, sbo, span, rows, element_bytes, mn_major, k_bytes) + (start - low) // 16
+    atom = 32 if atoms_of_32 else 16
+    chunks = _chunks(low, lbo, sbo, span, atom, rows, element_bytes, mn_major, k_bytes) + (start - low) // 16
     return chunks, int(chunks.max()) * 16 + 16
 
 
 @functools.lru_cache(maxsize=4096)
 def _chunks(
-    start: int, lbo: int, sbo: int, span: int, rows: int, element_bytes: int, mn_major: bool, k_bytes: int
+    start: int, lbo: int, sbo: int, span: int, atom: int, rows: int, element_bytes: int, mn_major: bool, k_bytes: int
 ) -> np.ndarray:
-    """The PTX ISA's canonical layouts, with offsets in bytes from a start below 1024."""
+    """The PTX ISA's canonical layouts, with offsets in bytes from a start below 1024; that of 32-byte atoms repeats
+    every 4 lines instead of 8 (CUTLASS mma_traits_sm100.hpp, make_umma_desc)."""
+    lines = 4 if atom == 32 else 8
     if mn_major:
         k = np.arange(k_bytes // element_bytes)[:, None]
         b = np.arange(0, rows * element_bytes, 16)[None, :]
         if span:
-            offset = b % span + b // span * lbo + k % 8 * span + k // 8 * sbo
+            offset = b % span + b // span * lbo + k % lines * span + k // lines * sbo
         else:
             offset = b // 16 * sbo + k % 8 * 16 + k // 8 * lbo
     else:
@@ -72,7 +79,7 @@ def _chunks(
         half = np.arange(k_bytes // 16)[None, :]
         row, step = (span, 16) if span else (16, lbo)
         offset = r % 8 * row + r // 8 * sbo + half * step
-    found: np.ndarray = swizzled(start + offset, span) // 16
+    found: np.ndarray = swizzled(start + offset, span, atom) // 16
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import warnings
 from typing import Any
@@ -26,6 +25,7 @@ from jax_bwgemm.emulator import (
     wgmma,
 )
 from jax_bwgemm.emulator.cluster import Cluster, Dim
+from jax_bwgemm.emulator.counters import Counters
 from jax_bwgemm.emulator.decode import decode
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import Fault, LaunchError
@@ -69,23 +69,6 @@ class Launch:
     entry: str | None = None
 
 
-@dataclasses.dataclass
-class Counters:
-    """What a launch did. Byte counts are by (tensor map, CTA)."""
-
-    instructions: int = 0
-    mmas: int = 0
-    barrier_waits: int = 0
-    tma_load_bytes: collections.Counter[tuple[str, int]] = dataclasses.field(default_factory=collections.Counter)
-    tma_store_bytes: collections.Counter[tuple[str, int]] = dataclasses.field(default_factory=collections.Counter)
-
-    def tma_load(self, cta: int, tensor_map: TensorMap) -> None:
-        self.tma_load_bytes[tensor_map.name, cta] += tensor_map.box_bytes
-
-    def tma_store(self, cta: int, tensor_map: TensorMap) -> None:
-        self.tma_store_bytes[tensor_map.name, cta] += tensor_map.box_bytes
-
-
 class Machine:
     """What all clusters of a launch share."""
 
@@ -97,11 +80,13 @@ class Machine:
         max_instructions: int,
         strict: bool,
         observer: Observer | None,
+        demand_grid_wait: bool,
     ) -> None:
         self.memory, self.schedule, self.checks = global_memory, schedule, checks
         self.max_instructions = max_instructions
         self.strict_tmem_wait = strict
         self.observer = observer
+        self.demand_grid_wait = demand_grid_wait
         self.counters = Counters()
         self.maps: dict[int, TensorMap] = {}
         self.map_bytes: dict[int, tuple[bytes, str]] = {}
@@ -144,19 +129,21 @@ def run(
     max_instructions: int = 200_000_000,
     strict_tmem_wait: bool = False,
     observer: Observer | None = None,
+    demand_grid_wait: bool = False,
 ) -> Counters:
     """Executes a launch on `global_memory`, in place. Raises `Fault` at the first rule that the kernel breaks.
 
     `checks=False` leaves the happens-before tracking out. `max_instructions` (warp instructions of one cluster) ends
     endless kernels. `strict_tmem_wait` demands tcgen05.wait::ld between a tcgen05.ld
     and the arrival that publishes it; CuTeDSL can leave that to the assembler, so it is not demanded by default.
-    `observer` watches: a `Trace`, a `Timeline`.
+    `observer` watches: a `Trace`, a `Timeline`. Where a kernel has a griddepcontrol.wait, no warp may touch global
+    memory before it knows of one of its CTA; `demand_grid_wait` holds kernels without any to that rule as well.
     """
     entry = module.entries[launch.entry] if launch.entry else module.entry
     _check_launch(entry, launch)
     schedule = schedule or Schedule()
-    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait, observer)
-    program = decode(entry, _parameter_block(entry, launch, machine))
+    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait, observer, demand_grid_wait)
+    program = decode(entry, _parameter_block(entry, launch, machine), module.target)
     grid = launch.cluster if schedule.one_cluster else launch.grid
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

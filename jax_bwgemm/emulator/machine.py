@@ -49,6 +49,9 @@ class Warp:
         self.mma_ops = 0  # bits of all tcgen05 MMAs and copies issued
         self.tmem_copies = 0  # bits of the copies
         self.cluster_generation: int | None = None  # of the barrier.cluster.arrive not yet waited for
+        self.seen: Clock | None = None  # what relaxed waits saw, until a fence acquires it
+        self.released: Clock | None = None  # what the last fence released
+        self.is_after_grid_wait = not (program.waits_for_grid or cta.cluster.machine.demand_grid_wait)
 
     # what an effect asks about its lanes
 
@@ -132,6 +135,26 @@ class Warp:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::st since the store at {self.unwaited_store}")
         if self.unwaited_load is not None and self.cta.cluster.machine.strict_tmem_wait:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::ld since the load at {self.unwaited_load}")
+
+    def see(self, clock: Clock) -> None:
+        """A relaxed operation has observed what `clock` says; a fence may acquire it."""
+        if self.seen is None:
+            self.seen = clock.copy()
+        else:
+            self.seen.join(clock)
+
+    def join_released(self, clock: Clock) -> None:
+        """What a relaxed operation hands on: what a fence before it released."""
+        if self.released is not None:
+            clock.join(self.released)
+
+    def check_grid_wait(self) -> None:
+        """Before an access to global memory: a griddepcontrol.wait of the CTA must be known, if the kernel has any."""
+        if not self.is_after_grid_wait:
+            tracker = self.cta.cluster.tracker
+            if tracker.enabled and not self.clock.ops & self.cta.grid_waits:
+                raise self.fault("before-grid-wait", "global memory is accessed before griddepcontrol.wait")
+            self.is_after_grid_wait = True
 
     def needs_all_lanes(self) -> int:
         """Waits for the other lanes of the warp."""

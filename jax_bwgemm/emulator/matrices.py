@@ -1,5 +1,5 @@
-"""ldmatrix and stmatrix: matrices of 8x8 16-bit elements between registers and shared memory. Checked on an H200
-(driver 580, 2026-11)."""
+"""ldmatrix and stmatrix: matrices of 8x8 16-bit elements between registers and shared memory, checked on an H200
+(driver 580, 2026-11); stmatrix of 16x8 bytes (sm_100; CUTLASS copy_traits_sm100.hpp, SM100_U8x4_STSM_T)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def _rows(w: Any, slot: int, offset: int, count: int) -> np.ndarray:
 @handles("stmatrix")
 def _stmatrix(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.arity(2)
+    is_bytes = "m16n8" in mods
+    if is_bytes:
+        d.not_on("stmatrix.b8", "sm_90")  # ptxas 13.0 refuses it there, and m16n8 without .trans
+        if "trans" not in mods or "b8" not in mods:
+            raise d.unsupported("requires .m16n8 with .trans and .b8")
+        mods = [{"m16n8": "m8n8", "b8": "b16"}.get(m, m) for m in mods]
     slot, offset, count, trans = _matrix(d, instr, mods, instr.operands[0], instr.operands[1])
     sources = [d.src(o, 32) for o in d.items(instr.operands[1])]
 
@@ -41,14 +47,22 @@ def _stmatrix(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         fragments = np.empty((count, NUM_LANES), np.uint32)
         for i, source in enumerate(sources):
             fragments[i] = w.value(source)
-        matrices = fragments.view(np.uint16).reshape(count, 8, 8)
-        if trans:
-            matrices = matrices.transpose(0, 2, 1)
-        data = np.ascontiguousarray(matrices).reshape(8 * count, 8).view(np.uint64)
+        if is_bytes:
+            data = _columns(fragments).reshape(8 * count, 16).view(np.uint64)
+        else:
+            matrices = fragments.view(np.uint16).reshape(count, 8, 8)
+            data = np.ascontiguousarray(matrices.transpose(0, 2, 1) if trans else matrices)
+            data = data.reshape(8 * count, 8).view(np.uint64)
         shared_store(w, _rows(w, slot, offset, count), 64, data)
         return None
 
     return Effect(run)
+
+
+def _columns(fragments: np.ndarray) -> np.ndarray:
+    """(matrices, 8 columns, 16 rows) of bytes: byte v of thread t is row t/4 + 8*(v/2), column 2*(t%4) + v%2."""
+    octets = fragments.view(np.uint8).reshape(-1, 8, 4, 2, 2)  # matrix, t/4, t%4, v/2, v%2
+    return np.ascontiguousarray(octets.transpose(0, 2, 4, 3, 1))
 
 
 @handles("ldmatrix")

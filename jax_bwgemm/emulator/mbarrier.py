@@ -13,7 +13,7 @@ from jax_bwgemm.emulator.decode import Decoder, Effect, handles
 from jax_bwgemm.emulator.engine import AsyncOp, Waitable
 from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.memory import address_slot
-from jax_bwgemm.emulator.races import INITS, KNOWN, PUBLISHED, Clock
+from jax_bwgemm.emulator.races import ARRIVED, INITS, KNOWN, PUBLISHED, Clock
 from jax_bwgemm.emulator.syntax import Instr, Not, Reg, Sink
 
 MAX_COUNT = (1 << 20) - 1  # arrivals and bytes alike (PTX ISA, mbarrier contents)
@@ -148,34 +148,37 @@ def _arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     slot, offset = address_slot(d, operands[0], 32)
     extra = d.src(operands[1], 32) if len(operands) > 1 else d.constant(1)
     has_bytes, arrives = "expect_tx" in instr.opcode, instr.opcode.startswith("mbarrier.arrive")
+    is_relaxed, at_cluster_scope = "relaxed" in mods, "cluster" in mods and "relaxed" not in mods
     if has_bytes and len(operands) < 2:
         raise d.unsupported("requires a byte count")
 
     def run(w: Any) -> None:
         cluster, where = w.cta.cluster, w.where()
         w.check_tmem_wait()
+        w.clock.rows[ARRIVED, w.gid] += 1
         clock = w.clock.copy()
+        if at_cluster_scope:
+            clock.release()
         w.clock.rows[KNOWN, w.gid] += 1
         counted = collections.Counter(zip(w.lanes(slot).tolist(), w.lanes(extra).tolist(), strict=True))
         for (address, amount), lanes in counted.items():
             barrier = barrier_at(cluster, address + offset, where)
             barrier.check_init(clock, (KNOWN, INITS), where)
-            _note_remote(w, barrier, clock)
+            if barrier.cta is not w.cta:
+                barrier.cta.arrivals[w.gid] = int(clock.rows[ARRIVED, w.gid])
             if has_bytes:
                 barrier.expect(lanes * amount, where)
             if arrives:
-                if "relaxed" not in mods:
+                if is_relaxed:
+                    w.join_released(barrier.gathering)
+                    barrier.gathering.join_arrivals(clock)
+                else:
                     barrier.gathering.join(clock)
                 barrier.arrive(lanes if has_bytes else lanes * amount, where)
         if state is not None:
             w.put(state, barrier.phase, 64)
 
     return Effect(run, ((state, 64),) if state is not None else ())
-
-
-def _note_remote(w: Any, barrier: MBarrier, clock: Clock) -> None:
-    if barrier.cta is not w.cta:
-        barrier.cta.remote[w.gid] = int(clock.rows[KNOWN, w.gid])
 
 
 def _is_spin_loop(d: Decoder, instr: Instr, dest: int) -> bool:
@@ -208,6 +211,7 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     slot, offset = address_slot(d, instr.operands[1], 32)
     parity = d.src(instr.operands[2], 32)
     spins = _is_spin_loop(d, instr, dest)
+    is_relaxed, at_cluster_scope = "relaxed" in mods, "cluster" in mods and "relaxed" not in mods
 
     def run(w: Any) -> int | None:
         barrier = barrier_at(w.cta.cluster, w.uniform(slot, "barrier address") + offset, w.where())
@@ -215,10 +219,15 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             raise w.fault("barrier-misuse", f"a wait on a barrier of another CTA: {barrier}")
         barrier.check_init(w.clock, (KNOWN, INITS), w.where())
         wanted = w.uniform(parity, "parity") & 1
-        w.cta.cluster.machine.counters.barrier_waits += 1
         if barrier.phase & 1 != wanted:
-            if "relaxed" not in mods:
+            if is_relaxed:
+                w.clock.join_arrivals(barrier.clock)
+                w.see(barrier.clock)
+            else:
                 w.clock.join(barrier.clock)
+            if at_cluster_scope:
+                w.clock.acquire()
+            w.cta.cluster.machine.counters.wait(w.cta.rank_in_grid)
             w.put(dest, True, 1)
             return None
         if spins:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jax_bwgemm.emulator.decode import PARAM_BASE, SHARED_BASE, Decoder, Effect, Pure, handles
 from jax_bwgemm.emulator.errors import Fault, LaunchError
-from jax_bwgemm.emulator.races import GRANULE
+from jax_bwgemm.emulator.policies import policy_check
+from jax_bwgemm.emulator.races import GRANULE, KNOWN
 from jax_bwgemm.emulator.syntax import Imm, Instr, Operand
 from jax_bwgemm.emulator.values import UINT
 
@@ -138,18 +140,24 @@ def address_slot(d: Decoder, operand: Operand, bits: int) -> tuple[int, int]:
     return d.src(mem.base, bits), mem.offset
 
 
+def _policy(d: Decoder, instr: Instr, mods: list[str]) -> Callable[[Any], None]:
+    has_policy = "L2::cache_hint" in mods
+    d.arity(2 + has_policy)
+    return policy_check(d, instr.operands[2]) if has_policy else lambda w: None
+
+
 @handles("ld")
 def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    d.arity(2, 3)
     bits, count, space = _access(d, mods)
     slot, offset = address_slot(d, instr.operands[1], 64)
-    dests = [d.dest(o) for o in d.items(instr.operands[0])]
+    dests = [(d.dest(o), d.register_bits(o, bits)) for o in d.items(instr.operands[0])]
     sign = mods[-1][0] == "s"
-    reg_bits = max(bits, 16)
+    check = _policy(d, instr, mods)
 
     def run(w: Any) -> None:
+        check(w)
         data = load(w, slot, offset, bits, count, space)
-        for i, dest in enumerate(dests):
+        for i, (dest, reg_bits) in enumerate(dests):
             column = data[:, i]
             if sign and bits < reg_bits:
                 column = column.view(f"i{bits // 8}").astype(f"i{reg_bits // 8}").view(UINT[reg_bits])
@@ -160,17 +168,18 @@ def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             else:
                 w.spread(dest, np.ascontiguousarray(column), reg_bits)
 
-    return Effect(run, tuple((dest, reg_bits) for dest in dests))
+    return Effect(run, tuple(dests))
 
 
 @handles("st")
 def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    d.arity(2, 3)
     bits, count, space = _access(d, mods)
     slot, offset = address_slot(d, instr.operands[0], 64)
     sources = [d.src(o, bits) for o in d.items(instr.operands[1])]
+    check = _policy(d, instr, mods)
 
     def run(w: Any) -> None:
+        check(w)
         value = w.value(slot)
         lanes = w.active
         data = np.empty((len(lanes), count), UINT[bits])
@@ -225,6 +234,7 @@ def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: st
 
 
 def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    w.check_grid_wait()
     if (addresses % size).any():
         bad = int(addresses[addresses % size != 0][0])
         raise w.fault("misaligned", f"global address {bad:#x} is not a multiple of {size}")
@@ -239,11 +249,9 @@ def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.nd
 # shared memory
 
 
-def shared_place(w: Any, addresses: np.ndarray, size: int) -> tuple[Any, np.ndarray]:
-    """The CTA and the offsets of 32-bit shared addresses, all in one CTA, aligned, in bounds, and on no mbarrier."""
-    low, high = int(addresses.min()), int(addresses.max())
-    if low >> 24 != high >> 24:
-        raise w.fault("out-of-bounds", "one access to the shared memory of several CTAs is not modelled")
+def shared_place(w: Any, addresses: np.ndarray, size: int, low: int, high: int) -> tuple[Any, np.ndarray]:
+    """The CTA and the offsets of 32-bit shared addresses from `low` to `high`, all in one CTA, aligned, in bounds, and
+    on no mbarrier."""
     cta, start = w.cta.cluster.cta_of(low, w)
     end = start + high - low + size
     offsets = addresses & 0xFFFFFF
@@ -253,15 +261,33 @@ def shared_place(w: Any, addresses: np.ndarray, size: int) -> tuple[Any, np.ndar
         )
     if end > cta.limit:
         raise w.fault("out-of-bounds", f"shared address {end - size:#x} ({size} bytes), the launch has {cta.limit:#x}")
+    if cta is not w.cta:
+        cta.accesses[w.gid] = int(w.clock.rows[KNOWN, w.gid])
+        if cta.exited:
+            raise w.fault("exited-cta", f"an access to the shared memory of CTA {cta.rank_in_grid}, which has ended")
     for at in cta.barriers:
         if start < at + 8 and end > at and ((offsets < at + 8) & (offsets + size > at)).any():
             raise w.fault("barrier-misuse", f"a load or store touches the live mbarrier at {at:#x}")
     return cta, offsets
 
 
+def _by_cta(addresses: np.ndarray) -> list[np.ndarray]:
+    """Positions of the addresses, those in one CTA together."""
+    ranks = addresses >> 24
+    return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
+
+
 def shared_load(w: Any, addresses: np.ndarray, bits: int, count: int) -> np.ndarray:
+    low, high = int(addresses.min()), int(addresses.max())
+    if low >> 24 != high >> 24:
+        whole = np.empty((len(addresses), count), UINT[bits])
+        for part in _by_cta(addresses):
+            whole[part] = shared_load(w, addresses[part], bits, count)
+        return whole
     size = bits // 8 * count
-    cta, offsets = shared_place(w, addresses, size)
+    cta, offsets = shared_place(w, addresses, size, low, high)
+    if cta is not w.cta:
+        w.cta.cluster.machine.counters.dsmem_load(w.cta.rank_in_grid, len(addresses) * size)
     note_read(w, cta, offsets, size)
     index = (offsets // (bits // 8))[:, None] + np.arange(count)
     found: np.ndarray = cta.words[bits][index]
@@ -269,8 +295,15 @@ def shared_load(w: Any, addresses: np.ndarray, bits: int, count: int) -> np.ndar
 
 
 def shared_store(w: Any, addresses: np.ndarray, bits: int, data: np.ndarray) -> None:
+    low, high = int(addresses.min()), int(addresses.max())
+    if low >> 24 != high >> 24:
+        for part in _by_cta(addresses):
+            shared_store(w, addresses[part], bits, data[part])
+        return
     size = bits // 8 * data.shape[1]
-    cta, offsets = shared_place(w, addresses, size)
+    cta, offsets = shared_place(w, addresses, size, low, high)
+    if cta is not w.cta:
+        w.cta.cluster.machine.counters.dsmem_store(w.cta.rank_in_grid, len(addresses) * size)
     note_write(w, cta, offsets, size)
     cta.words[bits][(offsets // (bits // 8))[:, None] + np.arange(data.shape[1])] = data
     cta.version += 1
@@ -285,7 +318,8 @@ def note_read(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
     """A generic read of `size` bytes at each offset."""
     tracker = w.cta.cluster.tracker
     if tracker.enabled:
-        number = tracker.event(w.gid, int(w.clock.rows[0, w.gid]), -1, w.where(), None, (offsets, size))
+        extent, remote = (offsets, size), cta is not w.cta
+        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where(), None, extent, remote)
         tracker.read(cta.shadow, _granules(offsets, size), number, w.clock, w.gid, False)
 
 
@@ -293,5 +327,6 @@ def note_write(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
     """A generic write of `size` bytes at each offset."""
     tracker = w.cta.cluster.tracker
     if tracker.enabled:
-        number = tracker.event(w.gid, int(w.clock.rows[0, w.gid]), -1, w.where(), None, (offsets, size))
+        extent, remote = (offsets, size), cta is not w.cta
+        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where(), None, extent, remote)
         tracker.write(cta.shadow, _granules(offsets, size), number, w.clock, False)

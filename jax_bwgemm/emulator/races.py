@@ -4,6 +4,10 @@ Each warp has a `Clock`: three vector clocks over the warps of its cluster and t
 it knows complete. Barriers carry clocks from one warp to another. Shared memory and TMEM have a `Shadow`: last write
 and the last reads of every granule, as event numbers. An access that does not know the events it conflicts with is a
 race, whatever the timing of this run was.
+
+Shared memory of another CTA is reached at cluster scope: what one CTA did there, or there did to another's, is known to
+a generic access of a second CTA only through a release and an acquire of cluster scope (PTX ISA, memory consistency
+model, morally strong operations): an arrive and a wait with `.cluster`, or fence.acq_rel.cluster beside those without.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ import numpy as np
 from jax_bwgemm.emulator.errors import Fault
 
 KNOWN, PUBLISHED, INITS = 0, 1, 2  # generic accesses; those that fence.proxy.async covers; mbarrier initialisations
+PUBLISHED_REMOTE = 3  # those to other CTAs' shared memory too: not by fence.proxy.async.shared::cta
+RELEASED, CLUSTER = 4, 5  # accesses that were released at cluster scope; those that were acquired there as well
+ARRIVED = 6  # the number of arrivals at mbarriers, which even relaxed operations show
+NUM_ROWS = 7
 GRANULE = 16  # bytes of shared memory a shadow entry; two warps that write parts of one are told apart by their extents
 
 Index = Any  # a slice, a tuple of slices, or an array of granule numbers
@@ -27,7 +35,7 @@ class Clock:
     __slots__ = ("ops", "rows")
 
     def __init__(self, num_warps: int) -> None:
-        self.rows = np.zeros((3, num_warps), np.int32)
+        self.rows = np.zeros((NUM_ROWS, num_warps), np.int32)
         self.ops = 0
 
     def join(self, other: Clock) -> None:
@@ -36,6 +44,17 @@ class Clock:
 
     def join_inits(self, other: Clock) -> None:
         np.maximum(self.rows[INITS], other.rows[INITS], out=self.rows[INITS])
+
+    def join_arrivals(self, other: Clock) -> None:
+        np.maximum(self.rows[ARRIVED], other.rows[ARRIVED], out=self.rows[ARRIVED])
+
+    def release(self) -> None:
+        """All that is known is released at cluster scope."""
+        np.maximum(self.rows[RELEASED], self.rows[KNOWN], out=self.rows[RELEASED])
+
+    def acquire(self) -> None:
+        """All that came here released at cluster scope is acquired there."""
+        np.maximum(self.rows[CLUSTER], self.rows[RELEASED], out=self.rows[CLUSTER])
 
     def copy(self) -> Clock:
         clock = Clock.__new__(Clock)
@@ -46,7 +65,8 @@ class Clock:
 @dataclasses.dataclass(slots=True)
 class Event:
     """One access. `op` is the bit of an asynchronous operation, -1 for an access of the warp itself. `key` names the
-    in-order pipeline that it belongs to; `extent` the bytes that a small access touched (start offsets, count)."""
+    in-order pipeline that it belongs to; `extent` the bytes that a small access touched (start offsets, count);
+    `remote`: a generic access to another CTA's shared memory."""
 
     warp: int
     epoch: int
@@ -54,6 +74,7 @@ class Event:
     where: Any
     key: Any = None
     extent: tuple[np.ndarray, int] | None = None
+    remote: bool = False
 
 
 class Shadow:
@@ -100,8 +121,9 @@ def _overlap(a: Event, b: Event) -> bool:
 class Tracker:
     """The events of one cluster and the rules between them."""
 
-    def __init__(self, num_warps: int, enabled: bool = True) -> None:
+    def __init__(self, num_warps: int, enabled: bool = True, warps_of_a_cta: int | None = None) -> None:
         self.num_warps = num_warps
+        self.warps_of_a_cta = warps_of_a_cta or num_warps
         self.enabled = enabled
         self.events: list[Event] = [Event(0, 0, -1, None)]  # number 0: never accessed
         self.op_places: list[Any] = []  # where each asynchronous operation was issued
@@ -110,8 +132,10 @@ class Tracker:
         self.op_places.append(where)
         return len(self.op_places) - 1
 
-    def event(self, warp: int, epoch: int, op: int, where: Any, key: Any = None, extent: Any = None) -> int:
-        self.events.append(Event(warp, epoch, op, where, key, extent))
+    def event(
+        self, warp: int, epoch: int, op: int, where: Any, key: Any = None, extent: Any = None, remote: bool = False
+    ) -> int:
+        self.events.append(Event(warp, epoch, op, where, key, extent, remote))
         return len(self.events) - 1
 
     def read(self, shadow: Shadow, index: Index, number: int, clock: Clock, agent: Any, proxy: bool) -> None:
@@ -136,7 +160,7 @@ class Tracker:
             if ids.any():
                 for earlier in _distinct(ids):
                     if earlier:
-                        self._check(shadow, index, number, earlier, clock, False, "overwrite of", "read")
+                        self._check(shadow, index, number, earlier, clock, proxy, "overwrite of", "read")
                 array[index] = 0
         shadow.write[index] = number
 
@@ -153,14 +177,27 @@ class Tracker:
             message = f"{verb} {shadow.name} {did} by an asynchronous operation that is not known to be complete"
             self._fault(rule, shadow, index, number, earlier, message)
         known = clock.rows[KNOWN, event.warp] >= event.epoch
-        if known and (not proxy or clock.rows[PUBLISHED, event.warp] >= event.epoch):
+        fence = PUBLISHED_REMOTE if event.remote else PUBLISHED
+        across = (event.remote or current.remote) and not proxy and self._cta(event) != self._cta(current)
+        rows = ([fence] if proxy else []) + ([CLUSTER] if across else [])
+        if known and all(clock.rows[row, event.warp] >= event.epoch for row in rows):
             return
         if not _overlap(event, current):
             return
-        if known:
-            message = f"{verb} {shadow.name} {did} by the generic proxy without a fence.proxy.async in between"
+        if known and proxy:
+            form = "fence.proxy.async.shared::cluster" if event.remote else "fence.proxy.async"
+            message = f"{verb} {shadow.name} {did} by the generic proxy without a {form} in between"
             self._fault("missing-proxy-fence", shadow, index, number, earlier, message)
+        if known:
+            message = (
+                f"{verb} {shadow.name} {did} by another CTA, with an order of CTA scope in between: it requires "
+                "arrive.release.cluster and wait.acquire.cluster, or fence.acq_rel.cluster beside them"
+            )
+            self._fault("missing-cluster-fence", shadow, index, number, earlier, message)
         self._fault("race", shadow, index, number, earlier, f"{verb} {shadow.name} {did} without an order in between")
+
+    def _cta(self, event: Event) -> int:
+        return event.warp // self.warps_of_a_cta
 
     def _fault(self, rule: str, shadow: Shadow, index: Index, number: int, earlier: int, message: str) -> None:
         current = self.events[number]

@@ -21,6 +21,7 @@ from jax_bwgemm.emulator.tmem_access import CTA_GROUPS, cta_group, use_group
 _TYPES = {"f16": {0: "f16", 1: "bf16"}, "tf32": {2: "tf32"}, "f8f6f4": {0: "e4m3", 1: "e5m2"}, "i8": {0: "u8", 1: "s8"}}
 COPY = ("cp",)  # among the keys of a thread's operations in flight: a copy to TMEM
 _ACCUMULATORS = {"f16": (0, 1), "tf32": (1,), "f8f6f4": (0, 1), "i8": (2,)}
+_INT8_COLS = (8, 16, 24, *range(32, 257, 16))  # of kind::i8 with 64 rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class InstrDesc:
     b_mn: bool
     m: int
     n: int
+    saturate: bool = False
 
 
 @functools.lru_cache(maxsize=256)
@@ -44,14 +46,16 @@ def instruction_descriptor(bits: int, kind: str, group: int) -> InstrDesc | str:
     a, b = _TYPES[kind].get(bits >> 7 & 7), _TYPES[kind].get(bits >> 10 & 7)
     m, n = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8
     negate_a, negate_b, a_mn, b_mn = (bool(bits >> at & 1) for at in (13, 14, 15, 16))
-    found = InstrDesc(bits >> 4 & 3, a or "?", b or "?", negate_a, negate_b, a_mn, b_mn, m, n)
+    saturate = bool(bits >> 3 & 1)
+    found = InstrDesc(bits >> 4 & 3, a or "?", b or "?", negate_a, negate_b, a_mn, b_mn, m, n, saturate)
     step = {(1, 64): 8, (1, 128): 16, (2, 128): 32, (2, 256): 32}.get((group, m))
-    if a is None or b is None or found.d_type not in _ACCUMULATORS[kind] or bits & 7 or bits >> 30:
+    reserved = bits & 7 or bits >> 29 or bits >> 23 & 1 or (saturate and kind != "i8")
+    if a is None or b is None or found.d_type not in _ACCUMULATORS[kind] or reserved:
         return f"instruction descriptor {bits:#x} of kind {kind} is not modelled: {found}"
     if step is None or n % step or not step <= n <= 256:
         return f"M {m} and N {n} are not a shape of cta_group::{group}"
-    if kind == "tf32" and (a_mn or b_mn):
-        return "MN-major tf32 operands are not modelled"
+    if kind == "i8" and (negate_a or negate_b or (m == 64 and n not in _INT8_COLS)):
+        return f"integers are not negated, and {n} columns with {m} rows are none of {_INT8_COLS}"
     return found
 
 
@@ -94,6 +98,8 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.only(mods, *CTA_GROUPS, *(f"kind::{kind}" for kind in _TYPES), *collectors)
     group = cta_group(d, mods)
     kind = next(m[6:] for m in mods if m.startswith("kind::"))
+    if kind == "i8":
+        d.not_on("tcgen05.mma.kind::i8", "sm_103")  # ptxas 13.0 refuses it there
     d_slot, d_offset = address_slot(d, instr.operands[0], 32)
     a_operand = instr.operands[1]
     a_in_tmem = isinstance(a_operand, Mem)
@@ -144,7 +150,7 @@ def issue_mma(
     op.clock.ops |= w.tmem_copies  # an MMA runs after the copies that its thread has issued
     key = ("mma", w.gid, d, kind, desc.m, desc.n)
     _note(w, op, parts, shadow_index, accumulate, key)
-    cluster.machine.counters.mmas += 1
+    cluster.machine.counters.mma(w.cta.rank_in_grid)
     before = [earlier for earlier_key, earlier in w.mmas if earlier_key == key][-1:]
     before += [earlier for earlier_key, earlier in w.mmas if earlier_key == COPY]
     w.mmas = [pair for pair in w.mmas if not pair[1].done]
@@ -187,22 +193,37 @@ def _finish(desc: InstrDesc, parts: list[_Part], accumulate: bool) -> None:
         product = a @ b.T
         if desc.negate_a != desc.negate_b:
             product = -product
-        _accumulate(part.cta.tmem.data, part.d_index, product, desc.d_type, accumulate)
+        _accumulate(part.cta.tmem.data, part.d_index, product, desc, accumulate)
 
 
-def _accumulate(data: np.ndarray, index: tuple[Any, ...], product: np.ndarray, d_type: int, accumulate: bool) -> None:
-    if d_type == 0:
+def _accumulate(
+    data: np.ndarray, index: tuple[Any, ...], product: np.ndarray, desc: InstrDesc, accumulate: bool
+) -> None:
+    if desc.d_type == 2:
+        _accumulate_integers(data.view(np.int32), index, product, desc.saturate, accumulate)
+        return
+    if desc.d_type == 0:
         if accumulate:
             product = product + data[index].astype(np.uint16).view(np.float16).astype(np.float32)
         data[index] = product.astype(np.float16).view(np.uint16)
         return
-    typed = data.view(np.float32 if d_type == 1 else np.int32)
-    if d_type == 2:
-        product = np.rint(product).astype(np.int32)
+    typed = data.view(np.float32)
     if accumulate:
         typed[index] += product
     else:
         typed[index] = product
+
+
+def _accumulate_integers(
+    data: np.ndarray, index: tuple[Any, ...], product: np.ndarray, saturate: bool, accumulate: bool
+) -> None:
+    """Wraps around, or once an MMA saturates."""
+    total = np.rint(product).astype(np.int64)
+    if accumulate:
+        total += data[index]
+    if saturate:
+        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+    data[index] = total.astype(np.int32)
 
 
 @handles("tcgen05.commit")

@@ -16,6 +16,9 @@ from jax_bwgemm.emulator.errors import LaunchError
 
 ELEMENT_BYTES = {
     "u8": 1,
+    "s8": 1,
+    "e4m3": 1,
+    "e5m2": 1,
     "u16": 2,
     "f16": 2,
     "bf16": 2,
@@ -26,7 +29,7 @@ ELEMENT_BYTES = {
     "u64": 8,
     "s64": 8,
     "f64": 8,
-}
+}  # the 8-bit types are one to TMA
 _CODES = {
     0: "u8",
     1: "u16",
@@ -48,7 +51,8 @@ MAP_BYTES = 128
 class TensorMap:
     """`dims`, `box` in elements and `strides` in bytes, innermost first; `strides` from dimension 1 on.
 
-    `swizzle` is the span in bytes: 0, 32, 64 or 128.
+    `swizzle` is the span in bytes: 0, 32, 64 or 128; `swizzle_atom_bytes` what moves as a whole, 16 bytes or 32
+    (CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B).
     """
 
     address: int
@@ -58,12 +62,16 @@ class TensorMap:
     element: str = "bf16"
     swizzle: int = 128
     name: str = "map"
+    swizzle_atom_bytes: int = 16
 
     def __post_init__(self) -> None:
         """The driver's rules (CUDA driver API, cuTensorMapEncodeTiled)."""
         rank, inner = len(self.dims), self.box[0] * ELEMENT_BYTES[self.element]
+        atom = self.swizzle_atom_bytes
         rules = {
             f"a swizzle of 0, 32, 64 or 128, got {self.swizzle}": self.swizzle in (0, 32, 64, 128),
+            f"a swizzle atom of 16, or of 32 with a swizzle of 128, got {atom}": atom == 16
+            or (atom == 32 and self.swizzle == 128),
             f"rank 1..5 and as many box extents, got {rank} and {len(self.box)}": 1 <= rank <= 5
             and len(self.box) == rank
             and len(self.strides) == rank - 1,
@@ -102,7 +110,8 @@ class TensorMap:
         dims = tuple(words[8 + i] + 1 for i in range(rank))
         box = tuple(data[55 + i] + 1 for i in range(rank))
         address = int.from_bytes(data[:8], "little")
-        return TensorMap(address, dims, strides, box, element, _SWIZZLES[flags >> 13 & 3], name)
+        atom = 32 if flags >> 19 & 1 else 16
+        return TensorMap(address, dims, strides, box, element, _SWIZZLES[flags >> 13 & 3], name, atom)
 
     def view(self, memory: Any) -> np.ndarray:
         """The tensor as a strided NumPy array of raw elements, outermost dimension first."""
@@ -148,13 +157,16 @@ def to_tf32(words: np.ndarray) -> np.ndarray:
     return np.where(words & 0x7FFFFFFF > 0x7F800000, np.uint32(0x7FFFE000), rounded)
 
 
-def swizzled(address: Any, span: int) -> Any:
-    """Where a byte of a swizzled tile lies: address bits 4-6 are flipped by bits 7-9 (fewer for smaller spans)."""
+def swizzled(address: Any, span: int, atom: int = 16) -> Any:
+    """Where a byte of a swizzled tile lies: address bits 4-6 are flipped by bits 7-9 (fewer for smaller spans), with
+    atoms of 32 bytes bits 5-6 by bits 7-8 (CUTLASS mma_traits_sm100.hpp, Swizzle<2,5,2>)."""
+    if atom == 32:
+        return address ^ ((address >> 7 & 3) << 5)
     return address ^ ((address >> 7 & (span // 16 - 1)) << 4) if span else address
 
 
 @functools.lru_cache(maxsize=1024)
-def box_chunks(start: int, num_chunks: int, span: int) -> np.ndarray:
+def box_chunks(start: int, num_chunks: int, span: int, atom: int = 16) -> np.ndarray:
     """Chunk numbers of a box's 16-byte pieces, for a start within the first 1024 bytes."""
-    found: np.ndarray = swizzled(start + 16 * np.arange(num_chunks), span) // 16
+    found: np.ndarray = swizzled(start + 16 * np.arange(num_chunks), span, atom) // 16
     return found

@@ -6,6 +6,7 @@ Boxes, swizzles, what lies outside, multicast and the bytes on mbarriers agree w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jax_bwgemm.emulator.decode import PARAM_BASE, Decoder, Effect, handles
 from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.mbarrier import MBarrier, barrier_in, check_async_init, complete_async
 from jax_bwgemm.emulator.memory import address_slot
+from jax_bwgemm.emulator.policies import policy_check
 from jax_bwgemm.emulator.reductions import OPERATIONS, NotModelled, reduction
 from jax_bwgemm.emulator.syntax import Imm, Instr
 from jax_bwgemm.emulator.tensormap import TensorMap, box_chunks
@@ -71,9 +73,8 @@ def _place(w: Any, cta: Any, offset: int, tensor_map: TensorMap) -> tuple[np.nda
         if offset < at + 8 and at < offset + size:
             raise w.fault("barrier-misuse", f"a TMA box at {offset:#x} covers the live mbarrier at {at:#x}")
     low = offset % 1024
-    return box_chunks(low, size // 16, tensor_map.swizzle) + (offset - low) // 16, slice(
-        offset // 16, (offset + size) // 16
-    )
+    chunks = box_chunks(low, size // 16, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
+    return chunks + (offset - low) // 16, slice(offset // 16, (offset + size) // 16)
 
 
 @handles("cp.async.bulk.tensor")
@@ -103,8 +104,10 @@ def _load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     box = _box(d, instr, mods, 1, 0)
     bar_slot, bar_offset = address_slot(d, instr.operands[2], 32)
     mask_slot = d.src(instr.operands[3], 16) if multicast else None
+    check = _policy(d, instr, mods)
 
     def run(w: Any) -> None:
+        check(w)
         if len(w.active) != 1:
             raise w.fault("multiple-issue", f"{len(w.active)} lanes issue one TMA load each: elect one")
         tensor_map, view, coords, address = box.resolve(w)
@@ -116,11 +119,17 @@ def _load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             targets = [(home, bar_cta)]
         else:
             targets = [(cta, _signalled(cluster, cta, bar_cta, pair)) for cta in masked_ctas(w, w.uniform(mask_slot))]
-        cluster.machine.counters.tma_load(w.cta.rank_in_grid, tensor_map)
+        w.check_grid_wait()
+        delivered = [cta.rank_in_grid for cta, _ in targets]
+        cluster.machine.counters.tma_load(w.cta.rank_in_grid, delivered, tensor_map.name, tensor_map.box_bytes)
         for cta, signal in targets:
             _load_into(w, cta, offset, tensor_map, view, coords, barrier_in(signal, bar_at, w.where()))
 
     return Effect(run)
+
+
+def _policy(d: Decoder, instr: Instr, mods: list[str]) -> Callable[[Any], None]:
+    return policy_check(d, instr.operands[-1]) if "L2::cache_hint" in mods else lambda w: None
 
 
 def _check_signal(w: Any, home: Any, bar_cta: Any, pair: bool) -> None:
@@ -204,8 +213,11 @@ def _outward(d: Decoder, instr: Instr, mods: list[str], operation: str) -> Effec
     """A box on its way from shared to global memory."""
     d.arity(2 + ("L2::cache_hint" in mods))
     box = _box(d, instr, mods, 0, 1)
+    check = _policy(d, instr, mods)
 
     def run(w: Any) -> None:
+        check(w)
+        w.check_grid_wait()
         tensor_map, view, coords, address = box.resolve(w)
         how = () if operation == "store" else (_combine(w, tensor_map, operation),)
         if min(coords) < 0:  # CUDA_ERROR_ILLEGAL_INSTRUCTION on an H200; loads may
@@ -223,7 +235,7 @@ def _outward(d: Decoder, instr: Instr, mods: list[str], operation: str) -> Effec
         number = tracker.event(w.gid, 0, op.bit, op.where)
         tracker.read(cta.shadow, granules, number, op.clock, ("bulk", w.gid), True)
         cluster.machine.note_global_write(tensor_map, coords, cluster, w, operation)
-        cluster.machine.counters.tma_store(w.cta.rank_in_grid, tensor_map)
+        cluster.machine.counters.tma_store(w.cta.rank_in_grid, tensor_map.name, tensor_map.box_bytes)
         w.bulk_open.append(op)
         cluster.engine.issue(op)
 

@@ -19,6 +19,9 @@ from jax_bwgemm.emulator.machine import IN_FLIGHT
 from jax_bwgemm.emulator.syntax import Imm, Instr, Vec
 
 Key = tuple[int, ...]
+_TOGETHER = (("bf16",), ("f16",), ("tf32",), ("e4m3", "e5m2"), ("s8", "u8"))  # types that A and B may have together
+_INT_COLS = (8, 16, 24, *range(32, 257, 16))
+_EXACT_CHUNKS = 16  # 16-byte pieces of k over which float32 sums of 8-bit products are exact: 256 * 255 * 255 < 2^24
 
 
 @dataclasses.dataclass
@@ -47,6 +50,7 @@ class _Form:
     b_mn: bool
     negate: bool
     a_in_registers: bool = False
+    saturate: bool = False
 
 
 class WgmmaState:
@@ -94,21 +98,30 @@ def _fence(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
 
 def _form(d: Decoder, mods: list[str], flags: list[int], a_in_registers: bool) -> _Form:
+    saturate = mods[3:4] == ["satfinite"]
+    if saturate:
+        mods = mods[:3] + mods[4:]
     shape = re.fullmatch(r"m64n(\d+)k(\d+)", mods[2])
     if mods[:2] != ["sync", "aligned"] or shape is None or len(mods) < 6:
-        raise d.unsupported("requires .sync.aligned.shape.dtype.atype.btype")
+        raise d.unsupported("requires .sync.aligned.shape{.satfinite}.dtype.atype.btype")
     n, k, dtype, a, b = int(shape.group(1)), int(shape.group(2)), *mods[3:6]
     integer = dtype == "s32"
-    if dtype not in ("f32", "s32") or a not in ELEMENT_BYTES or b not in ELEMENT_BYTES or k * ELEMENT_BYTES[a] != 32:
+    together = next((kinds for kinds in _TOGETHER if a in kinds), ())
+    if b not in together or dtype != ("s32" if "s8" in together else "f32") or k * ELEMENT_BYTES[a] != 32:
         raise d.unsupported("unknown types or shape")
     d.only(mods[6:])
-    if n % 8 or not 8 <= n <= 256:
-        raise d.unsupported("requires N a multiple of 8 up to 256")
+    if saturate and not integer:
+        raise d.unsupported("requires integers for .satfinite")
+    columns = _INT_COLS if integer else range(8, 257, 8)
+    if n not in columns:
+        raise d.unsupported(f"requires N among {list(columns)}")
+    if len(flags) not in ((0,) if integer else (2, 4 - a_in_registers) if ELEMENT_BYTES[a] == 2 else (2,)):
+        raise d.unsupported("requires scales unless integer, and majors for 16-bit types only")
     if not integer and any(f not in (1, -1) for f in flags[:2]):
         raise d.unsupported("requires scales of 1 or -1")
     majors = [0] * a_in_registers + flags[2:] + [0, 0]
     negate = not integer and flags[0] * flags[1] < 0
-    return _Form(n, a, b, integer, bool(majors[0]), bool(majors[1]), negate, a_in_registers)
+    return _Form(n, a, b, integer, bool(majors[0]), bool(majors[1]), negate, a_in_registers, saturate)
 
 
 @handles("wgmma.mma_async")
@@ -133,7 +146,8 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         b_descriptor = w.uniform(b_slot)
         b = operand_chunks(w, w.cta, b_descriptor, form.n, ELEMENT_BYTES[form.b], form.b_mn, False)
         state.open.append(_Mma(key, a, b, b_descriptor, accumulate, form, w.where()))
-        w.cta.cluster.machine.counters.mmas += 1
+        if w.index % 4 == 0:  # one instruction of a warpgroup
+            w.cta.cluster.machine.counters.mma(w.cta.rank_in_grid)
         return None
 
     return Effect(run, tuple((slot, 32) for slot in key))
@@ -239,7 +253,10 @@ def _finish(cta: Any, state: WgmmaState, batch: list[_Mma]) -> None:
         while stop < len(batch) and batch[stop].key == first.key and batch[stop].accumulate:
             stop += 1
         run = batch[start:stop]
-        product = _joint_a(cta, run) @ _joint_b(cta, run).T
+        a, b = _joint_a(cta, run), _joint_b(cta, run)
+        if first.form.integer and a.shape[1] > 16 * _EXACT_CHUNKS:
+            a, b = a.astype(np.float64), b.astype(np.float64)
+        product = a @ b.T
         if first.form.negate:
             product = 0 - product  # a sum of zeros is +0
         _add(state, first, product)
@@ -248,9 +265,19 @@ def _finish(cta: Any, state: WgmmaState, batch: list[_Mma]) -> None:
 
 def _add(state: WgmmaState, mma: _Mma, product: np.ndarray) -> None:
     if mma.form.integer:
-        product = np.rint(product).astype(np.int32)
+        product = _integers(state.sums[mma.key].view(np.int32), mma, product)
+        state.sums[mma.key] = product.view(np.uint32)
+        return
     typed = state.sums[mma.key].view(product.dtype)
     state.sums[mma.key] = (typed + product if mma.accumulate else product).view(np.uint32)
+
+
+def _integers(sums: np.ndarray, mma: _Mma, product: np.ndarray) -> np.ndarray:
+    """Wrap around, or saturate once a commit group."""
+    total = np.rint(product).astype(np.int64)
+    if mma.accumulate:
+        total += sums
+    return (np.clip(total, -(1 << 31), (1 << 31) - 1) if mma.form.saturate else total).astype(np.int32)
 
 
 @handles("wgmma.wait_group")

@@ -2,62 +2,110 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, TARGETS, family
-from jax_bwgemm.problem import A_MAJORS, B_MAJORS
-from jax_bwgemm.tile import SHIPPED_TILES, Tile, why_not_tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, k_tile
+from jax_bwgemm.variant import Variant, why_not_variant
 
-IN_DTYPES = ("bfloat16", "float16")
+BF16, F16, F32, S32 = "bfloat16", "float16", "float32", "int32"
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+Dtypes = tuple[str, str, str]
+
+ALL_MAJORS = ("kn", "kk", "mn", "mk")  # of a and b: forward passes and both gradients, of weights of either major
+FORWARD = ("kn", "kk")
+HALF: tuple[Dtypes, ...] = tuple((x, x, out) for x in (BF16, F16) for out in (x, F32))
+BF16_ONLY: tuple[Dtypes, ...] = ((BF16, BF16, BF16),)
+BF16_OR_F32: tuple[Dtypes, ...] = (*BF16_ONLY, (BF16, BF16, F32))
+CROSSED: tuple[Dtypes, ...] = ((BF16, BF16, F16), (F16, F16, BF16))
+SAME: tuple[Dtypes, ...] = (*BF16_ONLY, (F16, F16, F16))
+TF32: tuple[Dtypes, ...] = ((F32, F32, F32),)
+FP8: tuple[Dtypes, ...] = ((E4M3, E4M3, BF16), (E4M3, E4M3, F32))
+MIXED_FP8: tuple[Dtypes, ...] = ((E4M3, E5M2, BF16), (E5M2, E4M3, BF16))  # a gradient is e5m2
+RARE_FP8: tuple[Dtypes, ...] = ((E5M2, E5M2, BF16), (E4M3, E4M3, E4M3))
+INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in ("int8", "uint8"))
 FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
-FUSED_TILES = {
-    "hopper": (Tile(128, 256, cluster_m=2), Tile(128, 128)),
-    "blackwell": (Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)),
-}  # a large and a small tile: a fused epilogue need not wait for a fit, an unfused one costs a pass over the result
+
+RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Every combination of its fields."""
+
+    tiles: tuple[Tile, ...]
+    dtypes: tuple[Dtypes, ...]
+    majors: tuple[str, ...] = ALL_MAJORS
+    epilogues: tuple[str, ...] = ("identity",)
+    c_major: str = "n"
+    store: str = "tma"
+
+    def variants(self, target: str) -> Iterator[Variant]:
+        for tile, dtypes, majors, kind in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
+            own = dataclasses.replace(tile, k_tile=k_tile(dtypes[0]))
+            a_major, b_major = majors[0], majors[1]
+            yield Variant(target, *dtypes, a_major, b_major, own, kind, self.c_major, self.store)
+
+
+PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
+SPLIT, PAIR_SPLIT = Tile(128, 128, cluster_k=4), Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4)
+MULTICAST = tuple(
+    Tile(256, 256, cta_group=2, cluster_m=m, cluster_n=n) for m, n in ((4, 1), (2, 2), (4, 2), (4, 4))
+)  # over a pair alone it is worth little on a B200 (published): for the few who feed large products from L2
+BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
+HOPPER_LARGE = Tile(128, 256, cluster_m=2)
+HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
+
+ROWS = {
+    "hopper": (
+        Row(HOPPER_BASE, HALF),
+        Row(SHIPPED_TILES["hopper"][9:], SAME[:1]),
+        Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row((SMALL,), CROSSED, FORWARD),
+        # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
+        Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
+        Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
+        Row((HOPPER_LARGE, SMALL), BF16_OR_F32, store="threads"),
+        Row((SMALL,), ((F16, F16, F16),), store="threads"),
+        Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk",)),
+        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8), ("kk",)),
+        Row((HOPPER_LARGE, SMALL), INT8, ("kk",)),
+    ),
+    "blackwell": (
+        Row(BLACKWELL_BASE, HALF),
+        Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
+        Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(MULTICAST, BF16_ONLY, FORWARD),
+        Row((SMALL,), CROSSED, FORWARD),
+        Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),
+        Row((PAIR, SMALL), SAME, ("mn", "mk"), ("scale",)),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, RESIDUAL_KINDS),
+        Row((PAIR, SMALL), BF16_ONLY, store="threads"),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
+        Row((PAIR, SMALL), TF32),
+        Row((SMALL,), TF32, store="threads"),
+        Row((PAIR, SMALL), FP8),
+        Row((PAIR,), MIXED_FP8),
+        Row((PAIR,), RARE_FP8, FORWARD),
+        Row((SPLIT,), (*TF32, FP8[0]), FORWARD),
+        Row((PAIR, SMALL), INT8[:1]),
+        Row((SMALL,), INT8[1:], FORWARD),
+    ),
+}
 
 
 def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
-    """Every variant of every target: plain products of all tiles, majors and common dtypes; fused and mixed on two."""
-    return [variant for target in targets for variant in (*_plain(target), *_mixed(target), *_fused(target))]
+    """Every variant of every target. A dtype that a target's tensor cores lack is left out; else all must be legal."""
+    return [variant for target in targets for row in ROWS[family(target)] for variant in _of_row(row, target)]
 
 
-def _plain(target: str) -> list[Variant]:
-    return [
-        _variant(target, in_dtype, out_dtype, majors, tile, "identity")
-        for tile in SHIPPED_TILES[family(target)]
-        for majors in itertools.product(A_MAJORS, B_MAJORS)
-        for in_dtype in IN_DTYPES
-        for out_dtype in (in_dtype, "float32")
-    ]
-
-
-def _mixed(target: str) -> list[Variant]:
-    """bfloat16 in and float16 out, or the other way round."""
-    return [
-        _variant(target, in_dtype, out_dtype, majors, tile, "identity")
-        for tile in FUSED_TILES[family(target)]
-        for majors in itertools.product(A_MAJORS, B_MAJORS)
-        for in_dtype, out_dtype in (IN_DTYPES, IN_DTYPES[::-1])
-    ]
-
-
-def _fused(target: str) -> list[Variant]:
-    """Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients, which take any majors."""
-    return [
-        _variant(target, in_dtype, in_dtype, majors, tile, kind)
-        for tile in FUSED_TILES[family(target)]
-        for majors in itertools.product(A_MAJORS, B_MAJORS)
-        for in_dtype in IN_DTYPES
-        for kind in FUSED_KINDS
-        if majors[0] == "k" or kind == "scale"
-    ]
-
-
-def _variant(target: str, in_dtype: str, out_dtype: str, majors: tuple[str, str], tile: Tile, kind: str) -> Variant:
+def _of_row(row: Row, target: str) -> Iterator[Variant]:
     arch = next(arch for arch in ARCHS.values() if arch.target == target)
-    reason = why_not_tile(tile, in_dtype, arch)
-    if reason:
-        raise ValueError(f"the catalogue requires legal tiles, got {tile} on {target}: {reason}")
-    return Variant(target, in_dtype, in_dtype, out_dtype, *majors, tile, kind)
+    for variant in row.variants(target):
+        if arch.flops_per_clk(variant.a_dtype) == 0:
+            continue
+        if reason := why_not_variant(variant):
+            raise ValueError(f"the catalogue requires legal variants, got {variant.name}: {reason}")
+        yield variant

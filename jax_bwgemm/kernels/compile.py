@@ -10,16 +10,15 @@ import cutlass
 from cutlass import cute
 
 from jax_bwgemm.arch import ARCHS, family
-from jax_bwgemm.kernels.gemm import Sizes
-from jax_bwgemm.kernels.operands import DSL_DTYPES, example_tensor
+from jax_bwgemm.kernels.gemm import Hints, Sizes
+from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import STORE_SWIZZLE_BYTES, SWIZZLE_BYTES, load_box, num_threads, smem_bytes, store_box, tmem_cols
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
+from jax_bwgemm.variant import Variant, tma_boxes
 
-FIXED_PARAMS = (("tma_a", 128), ("tma_b", 128), ("tma_c", 128), *((name, 4) for name in Sizes._fields))
-PARAM_BYTES = {"alpha": 4, "bias": 8}
+PARAM_BYTES = {"tma_a": 128, "tma_b": 128, "tma_c": 128, "tma_r": 128, "c": 8, "alpha": 4, "bias": 8}
+PARAM_BYTES |= dict.fromkeys(Sizes._fields, 4) | dict.fromkeys(Hints._fields, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Compiled:
     smem_bytes: int
     num_stages: int
     tmem_cols: int
-    tma: dict[str, tuple[tuple[int, int, int], int]]
-    cluster: tuple[int, int, int]
+    tma: dict[str, tuple[tuple[int, int, int], int, int]]
 
 
 def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
@@ -48,13 +46,12 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
         cubin=artifacts.CUBIN,
         ptx=artifacts.PTX,
         entry=next(iter(compiled.kernel_info)),
-        params=FIXED_PARAMS + tuple((param, PARAM_BYTES[param]) for param in gemm.epilogue.params),
-        num_threads=num_threads(variant.tile, variant.target),
-        smem_bytes=smem_bytes(variant.tile, DTYPE_BYTES[variant.a_dtype], arch.smem_bytes),
+        params=tuple((name, PARAM_BYTES[name]) for name in _params(variant, gemm)),
+        num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
+        smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=gemm.stages,
         tmem_cols=tmem_cols(variant.tile) if family(variant.target) == "blackwell" else 0,
-        tma=_tma_facts(variant, gemm.tma_boxes),
-        cluster=(variant.tile.cluster_m, variant.tile.cluster_n, 1),
+        tma=_checked_boxes(variant, gemm.tma_boxes),
     )
 
 
@@ -62,26 +59,29 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
     gemm = (Sm90Gemm if family(variant.target) == "hopper" else Sm100Gemm)(variant)
     type(gemm).kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    a = example_tensor(variant.a_dtype, variant.a_major == "k")
-    b = example_tensor(variant.b_dtype, variant.b_major == "k")
-    c = example_tensor(variant.out_dtype, True)
-    bias = cute.runtime.make_ptr(DSL_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
+    is_aligned = variant.store == "tma"
+    a = example_tensor(IN_DTYPES[variant.a_dtype], variant.a_major == "k")
+    b = example_tensor(IN_DTYPES[variant.b_dtype], variant.b_major == "k")
+    c = example_tensor(OUT_DTYPES[variant.out_dtype], variant.c_major == "n", is_aligned)
+    bias = cute.runtime.make_ptr(OUT_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
     sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
-    return gemm, cute.compile(gemm, a, b, c, sizes, cutlass.Float32(1.0), bias, options=options)
+    hints = Hints(*(cutlass.Int64(1) for _ in Hints._fields))
+    return gemm, cute.compile(gemm, a, b, c, sizes, hints, cutlass.Float32(1.0), bias, options=options)
 
 
-def _tma_facts(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, int, int], int]]:
-    """(box, swizzle) per operand from our own rule, checked against what CuTeDSL compiled in."""
-    tile, in_bytes = variant.tile, DTYPE_BYTES[variant.a_dtype]
-    boxes = {
-        "a": load_box(tile, "a", variant.a_major, in_bytes),
-        "b": load_box(tile, "b", variant.b_major, in_bytes),
-        "c": store_box(tile, variant.out_dtype, variant.target),
-    }
-    sharing = {"a": tile.cluster_n, "b": tile.cluster_m // tile.cta_group, "c": 1}
-    for operand, (inner, outer) in boxes.items():
-        ours = (inner, outer * sharing[operand], 1)
+def _params(variant: Variant, gemm: Any) -> tuple[str, ...]:
+    out = "tma_c" if variant.store == "tma" else "c"
+    residual = ("tma_r",) if variant.has_residual else ()
+    return "tma_a", "tma_b", out, *residual, *Sizes._fields, *Hints._fields, *gemm.epilogue.params
+
+
+def _checked_boxes(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
+    facts = tma_boxes(variant)
+    if facts.keys() != dsl_boxes.keys():
+        raise RuntimeError(f"TMA requires boxes of {', '.join(facts)}, got {', '.join(dsl_boxes)} from CuTeDSL")
+    for operand, ((inner, outer, _), _, _) in facts.items():
+        ours = (inner, outer * (sharing_ctas(variant.tile, operand) if operand in "ab" else 1), 1)
         if dsl_boxes[operand] != ours:
             raise RuntimeError(f"the TMA box of {operand} requires {ours}, got {dsl_boxes[operand]} from CuTeDSL")
-    swizzle_bytes = {"a": SWIZZLE_BYTES, "b": SWIZZLE_BYTES, "c": STORE_SWIZZLE_BYTES}
-    return {operand: ((*box, 1), swizzle_bytes[operand]) for operand, box in boxes.items()}
+    return facts

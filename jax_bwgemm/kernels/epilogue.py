@@ -22,6 +22,16 @@ class Run:
     rows: tuple[tuple[int, ...], ...]
 
 
+def fragment_runs(elements: int, width: int) -> tuple[Run, ...]:
+    """A wgmma fragment or a 16x256b TMEM load: pairs of columns every 8, for rows r and r + 8 (PTX ISA,
+    wgmma.mma_async, matrix D). `width`: 2, or 1 where a pair of a bias may lie across a load's alignment."""
+    runs = []
+    for j in range(elements // 4):
+        rows = ((4 * j, 4 * j + 1), (4 * j + 2, 4 * j + 3))
+        runs += [Run(8 * j + i, width, tuple(row[i : i + width] for row in rows)) for i in range(0, 2, width)]
+    return tuple(runs)
+
+
 class Scale:
     """v *= alpha."""
 
@@ -64,10 +74,12 @@ STEPS = {step.kind: step for step in (Scale(), Bias(), Relu())}
 
 
 class Epilogue:
-    """The steps that `problem.Epilogue.kind` names, in its order."""
+    """The steps that `problem.Epilogue.kind` names, in its order; a residual, always last, is the kernel's to load."""
 
     def __init__(self, kind: str) -> None:
-        self.steps = tuple(STEPS[name] for name in kind.split("_")) if kind != "identity" else ()
+        names = kind.split("_") if kind != "identity" else []
+        self.has_residual = "residual" in names
+        self.steps = tuple(STEPS[name] for name in names if name != "residual")
 
     @property
     def params(self) -> tuple[str, ...]:

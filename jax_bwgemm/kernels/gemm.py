@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute, pipeline
+from cutlass import Boolean, Int32, Int64, Uint32, cute, pipeline
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import masks, pipelines
 from jax_bwgemm.kernels.epilogue import Epilogue
-from jax_bwgemm.kernels.operands import DSL_DTYPES, coordinate_tensor
+from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, num_stages, num_threads, store_box
+from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.problem import INT8_DTYPES
+from jax_bwgemm.tile import (
+    EPILOGUE_STAGES,
+    Tile,
+    num_stages,
+    num_threads,
+    store_box,
+    store_box_bytes,
+    store_cols,
+    store_groups,
+    store_rows,
+)
 from jax_bwgemm.variant import Variant
 
 
 class Sizes(NamedTuple):
-    """Kernel parameters behind the three tensor maps; docs/architecture.md, kernel parameter block."""
+    """Kernel parameters behind the operands; docs/architecture.md, kernel parameter block."""
 
     m: Int32
     n: Int32
@@ -30,21 +42,55 @@ class Sizes(NamedTuple):
     raster_along_n: Int32
 
 
+class Hints(NamedTuple):
+    """L2 cache policies of the loads."""
+
+    a_policy: Int64
+    b_policy: Int64
+
+
 class Walk(NamedTuple):
-    """The tiles of one cluster, in its order: indices `first`, `first + step`, ... below `num_tiles`."""
+    """The tiles of one cluster, in its order: indices `first`, `first + step`, ... below `num_tiles`.
+
+    Of each tile's k tiles this CTA multiplies `k_count` from `k_first` on. (x, y, z): its place in the cluster.
+    """
 
     order: TileOrder
     num_tiles: Uint32
-    k_tiles: Int32
     first: Uint32
     step: Uint32
+    k_first: Int32
+    k_count: Int32
     x: Int32
     y: Int32
+    z: Int32
 
     def tile_of(self, tile: Tile, idx: Uint32) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) of this CTA's tile, in units of cta_m, mma_n and 1."""
         tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, cutlass.min)
         return Int32(tile_m) * tile.cluster_m + self.x, Int32(tile_n) * tile.cluster_n + self.y, Int32(l_idx)
+
+
+class StoreGroup(NamedTuple):
+    """Warps that store on their own: the `idx`-th group; `tidx` counts its threads."""
+
+    idx: Int32
+    tidx: Int32
+    is_store_warp: Boolean
+    barrier_id: Int32
+
+
+class Outlet(NamedTuple):
+    """The way out of a thread's registers: through `r2s` into Rs, its part of the store buffers, of which sC
+    (store_rows, store_cols, stage) are its group's; from there through `out`, a TMA atom or C's address, to mC
+    (m, n, l).
+    """
+
+    r2s: cute.TiledCopy
+    Rs: cute.Tensor
+    sC: cute.Tensor
+    out: Any
+    mC: cute.Tensor
 
 
 class Gemm:
@@ -53,13 +99,21 @@ class Gemm:
     def __init__(self, variant: Variant) -> None:
         tile = self.tile = variant.tile
         arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
-        self.in_dtype, self.out_dtype = DSL_DTYPES[variant.a_dtype], DSL_DTYPES[variant.out_dtype]
-        self.a_major, self.b_major = variant.a_major, variant.b_major
-        self.full_bytes = pipelines.full_bytes(tile, DTYPE_BYTES[variant.a_dtype])
-        self.stages = num_stages(tile, DTYPE_BYTES[variant.a_dtype], arch.smem_bytes)
-        self.threads = num_threads(tile, variant.target)
-        self.store_cols, self.store_rows = store_box(tile, variant.out_dtype, variant.target)
-        self.cluster = (tile.cluster_m, tile.cluster_n)
+        self.a_dtype, self.b_dtype = IN_DTYPES[variant.a_dtype], IN_DTYPES[variant.b_dtype]
+        self.out_dtype = OUT_DTYPES[variant.out_dtype]
+        self.acc_dtype = ACC_DTYPES["int32" if variant.a_dtype in INT8_DTYPES else "float32"]
+        self.a_major, self.b_major, self.c_major = variant.a_major, variant.b_major, variant.c_major
+        self.store_kind = variant.store
+        self.full_bytes = pipelines.full_bytes(tile, variant.a_dtype)
+        self.stages = num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual)
+        self.threads = num_threads(tile, variant.target, variant.has_residual)
+        self.store_groups = store_groups(tile, variant.target)
+        self.store_rows = store_rows(tile, variant.target)
+        self.store_cols = store_cols(tile, variant.out_dtype, variant.target)
+        box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
+        self.store_span_bytes = box[0] * self.out_dtype.width // 8
+        self.residual_bytes = store_box_bytes(tile, variant.out_dtype, variant.target)
+        self.cluster = (tile.cluster_m, tile.cluster_n, tile.cluster_k)
         self.epilogue = Epilogue(variant.epilogue)
 
     def epilogue_args(self, alpha: Any, bias: Any) -> tuple[Any, ...]:
@@ -69,19 +123,41 @@ class Gemm:
 
     def walk(self, sizes: Sizes) -> Walk:
         tile = self.tile
-        x, y, first = cute.arch.block_idx()
+        x, y, block_z = cute.arch.block_idx()
         rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
         tiles_m, tiles_n = Uint32((sizes.m + (rows - 1)) // rows), Uint32((sizes.n + (cols - 1)) // cols)
         order = TileOrder(tiles_m, tiles_n, Uint32(sizes.raster_group), Uint32(sizes.raster_along_n))
         num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
         k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
-        return Walk(order, num_tiles, k_tiles, Uint32(first), Uint32(cute.arch.grid_dim()[2]), x, y)
+        first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
+        if cutlass.const_expr(tile.cluster_k == 1):
+            return Walk(order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
+        z = block_z % tile.cluster_k
+        part = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
+        k_first = cutlass.min(z * part, k_tiles)
+        k_count = cutlass.min(part, k_tiles - k_first)
+        return Walk(order, num_tiles, first // tile.cluster_k, step // tile.cluster_k, k_first, k_count, x, y, z)
 
     def coordinate_tensors(self, sizes: Sizes) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """(m, k, l), (n, k, l), (m, n, l): A, B and C as their tensor maps count them."""
         m, n, k, batch = sizes[:4]
         a = coordinate_tensor(self.a_major == "k", m, k, batch)
-        return a, coordinate_tensor(self.b_major == "k", n, k, batch), coordinate_tensor(True, m, n, batch)
+        b = coordinate_tensor(self.b_major == "k", n, k, batch)
+        return a, b, coordinate_tensor(self.c_major == "n", m, n, batch)
+
+    def store_layout(self, groups: int, stages: int) -> Any:
+        """(groups * store_rows, store_cols, stages); the rows of one group are contiguous."""
+        kind = f"{'K' if self.c_major == 'n' else 'MN'}_SW{self.store_span_bytes}"
+        atom = tcgen05.make_smem_layout_atom(getattr(tcgen05.SmemLayoutAtomKind, kind), self.out_dtype)
+        shape = (groups * self.store_rows, self.store_cols, stages)
+        return cute.tile_to_shape(atom, shape, order=(0, 1, 2) if self.c_major == "n" else (1, 0, 2))
+
+    def store_atom(self, c: cute.Tensor, box_layout: Any) -> Any:
+        """What the kernel stores through: a TMA atom, or C's address."""
+        if self.store_kind == "threads":
+            return c.iterator
+        box = (self.store_rows, self.store_cols)
+        return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, box_layout, box)[0]
 
     @cute.jit
     def keep_full(
@@ -93,71 +169,133 @@ class Gemm:
         Bs: cute.Tensor,
         Bg: cute.Tensor,
         ab: Any,
+        split: KSplit,
         walk: Walk,
         sizes: Sizes,
+        hints: Hints,
     ) -> None:
         """The load warp: fills every stage as soon as it is empty, through all tiles.
 
-        As, Bs: (TMA, stage); Ag: (TMA, mma_m tiles, k tiles, l); Bg: (TMA, mma_n tiles, k tiles, l).
+        As, Bs: (TMA, stage); Ag: (TMA, m tiles, k tiles, l); Bg: (TMA, n tiles, k tiles, l).
         """
         tile = self.tile
         a_mask = cutlass.Int16(masks.a_mask(tile, walk.x))
         b_mask = cutlass.Int16(masks.b_mask(tile, walk.x, walk.y))
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        phase = Int32(0)
         idx = walk.first
         while idx < walk.num_tiles:
             m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
             Ag_tile = Ag[None, m_idx // tile.cta_group, None, l_idx * sizes.a_batch_step]
             Bg_tile = Bg[None, n_idx, None, l_idx * sizes.b_batch_step]
-            for k_idx in cutlass.range(walk.k_tiles, unroll=1):
+            for k_idx in cutlass.range(walk.k_count, unroll=1):
                 ab.producer_acquire(state)
                 barrier = ab.producer_get_barrier(state)
                 cute.copy(
                     tma_a,
-                    Ag_tile[None, k_idx],
+                    Ag_tile[None, walk.k_first + k_idx],
                     As[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=a_mask if cutlass.const_expr(tile.cluster_n > 1) else None,
+                    cache_policy=hints.a_policy,
                 )
                 cute.copy(
                     tma_b,
-                    Bg_tile[None, k_idx],
+                    Bg_tile[None, walk.k_first + k_idx],
                     Bs[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=b_mask if cutlass.const_expr(tile.cluster_m > tile.cta_group) else None,
+                    cache_policy=hints.b_policy,
                 )
                 state.advance()
+            if cutlass.const_expr(tile.cluster_k > 1):  # the stages hold parts of the result until all have read them
+                split.wait_drained(phase)
+                phase = phase ^ 1
             idx += walk.step
+        cute.arch.griddepcontrol_launch_dependents()
         ab.producer_tail(state)
 
     @cute.jit
     def publish(
         self,
-        r2s: cute.TiledCopy,
+        outlet: Outlet,
         registers: cute.Tensor,
-        Rs: cute.Tensor,
-        tma_c: cute.CopyAtom,
-        Cs: cute.Tensor,
-        Cg: cute.Tensor,
-        box: cutlass.Constexpr,
-        is_store_warp: cutlass.Boolean,
-        barrier_id: Int32,
+        box: Any,
+        stage: cutlass.Constexpr,
+        group: StoreGroup,
         threads: cutlass.Constexpr,
+        sizes: Sizes,
     ) -> None:
-        """Registers -> the next smem box -> TMA store of it to Cg. `threads` write the box, their first warp stores."""
-        stage = box % EPILOGUE_STAGES
-        cute.copy(r2s, registers, Rs[None, None, None, stage])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        if is_store_warp:  # so that after the barrier the next buffer may be written: its last store has read it
-            cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
-        cute.arch.barrier(barrier_id=barrier_id, number_of_threads=threads)
-        if is_store_warp:
-            cute.copy(tma_c, Cs[None, stage], Cg)
-            cute.arch.cp_async_bulk_commit_group()
+        """Registers -> store buffer `stage` -> the result's `box` (m, n, l), counted in boxes.
+
+        `threads` of the group write the buffer; then its first warp stores it, or all of them do, by elements.
+        """
+        cute.copy(outlet.r2s, registers, outlet.Rs[None, None, None, stage])
+        if cutlass.const_expr(self.store_kind == "tma"):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            if group.is_store_warp:  # so that after the barrier the next buffer may be written: its store has read it
+                cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
+        cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
+        if cutlass.const_expr(self.store_kind == "tma"):
+            if group.is_store_warp:
+                gC = cute.local_tile(outlet.mC, (self.store_rows, self.store_cols), box)
+                Cs, Cg = cpasync.tma_partition(
+                    outlet.out, 0, cute.make_layout(1), cute.group_modes(outlet.sC, 0, 2), cute.group_modes(gC, 0, 2)
+                )
+                cute.copy(outlet.out, Cs[None, stage], Cg)
+                cute.arch.cp_async_bulk_commit_group()
+        else:
+            self.store_elements(outlet.sC[None, None, stage], outlet.out, box, group.tidx, threads, sizes)
 
     @cute.jit
-    def reclaim(self, is_store_warp: cutlass.Boolean, barrier_id: Int32, threads: cutlass.Constexpr) -> None:
-        """Before the first box of a tile: all stores have read their buffers."""
-        if is_store_warp:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.barrier(barrier_id=barrier_id, number_of_threads=threads)
+    def store_elements(
+        self,
+        sC: cute.Tensor,
+        out: cute.Pointer,
+        box: Any,
+        tidx: Int32,
+        threads: cutlass.Constexpr,
+        sizes: Sizes,
+    ) -> None:
+        """A box of any row pitch: neighbouring threads store neighbouring elements of the contiguous dimension.
+
+        A thread keeps its place in that dimension and steps along the other, so that each element costs one addition.
+        """
+        if cutlass.const_expr(self.c_major == "n"):
+            minor, step = cutlass.const_expr(self.store_cols), cutlass.const_expr(threads // self.store_cols)
+            row, col, pitch = tidx // minor, tidx % minor, sizes.n
+        else:
+            minor, step = cutlass.const_expr(self.store_rows), cutlass.const_expr(threads // self.store_rows)
+            row, col, pitch = tidx % minor, tidx // minor, sizes.m
+        m_idx, n_idx = box[0] * self.store_rows + row, box[1] * self.store_cols + col
+        major, minor_idx = (m_idx, n_idx) if cutlass.const_expr(self.c_major == "n") else (n_idx, m_idx)
+        start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(major) * Int64(pitch) + Int64(minor_idx)
+        room = (sizes.m if cutlass.const_expr(self.c_major == "n") else sizes.n) - major
+        if minor_idx < pitch:
+            for i in cutlass.range_constexpr(self.store_rows * self.store_cols // threads):
+                if i * step < room:
+                    address = out + (start + Int64(i * step) * Int64(pitch))
+                    element = (
+                        (row + i * step, col) if cutlass.const_expr(self.c_major == "n") else (row, col + i * step)
+                    )
+                    cute.make_tensor(address, cute.make_layout(1))[0] = sC[element]
+
+    @cute.jit
+    def reclaim(self, group: StoreGroup, threads: cutlass.Constexpr) -> None:
+        """Before the first box of a tile: every buffer has been read."""
+        if cutlass.const_expr(self.store_kind == "tma"):  # noqa: SIM102 (a compile-time condition stands alone)
+            if group.is_store_warp:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
+
+    @cute.jit
+    def finish_stores(self, group: StoreGroup) -> None:
+        """Before a CTA may go: its shared memory is being read until then."""
+        if cutlass.const_expr(self.store_kind == "tma"):  # noqa: SIM102
+            if group.is_store_warp:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def buffer_of(box: int) -> int:
+    """The store buffer of a tile's `box`-th box."""
+    return box % EPILOGUE_STAGES

@@ -1,4 +1,4 @@
-"""Multicast masks: bit r stands for the CTA of rank r = x + y * cluster_m in its cluster.
+"""Multicast masks: bit r stands for the CTA of rank r = x + y * cluster_m in its cluster; a split along k has none.
 
 A mask is a compile-time pattern shifted by a run-time position, on int as on DSL integers.
 """

@@ -9,7 +9,15 @@ import cutlass
 from cutlass import cute
 from cutlass.tensor_utils import LayoutEnum
 
-DSL_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
+_COMMON = {
+    "bfloat16": cutlass.BFloat16,
+    "float16": cutlass.Float16,
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "float8_e5m2": cutlass.Float8E5M2,
+}
+IN_DTYPES = _COMMON | {"float32": cutlass.TFloat32, "int8": cutlass.Int8, "uint8": cutlass.Uint8}
+OUT_DTYPES = _COMMON | {"float32": cutlass.Float32, "int32": cutlass.Int32}
+ACC_DTYPES = {"float32": cutlass.Float32, "int32": cutlass.Int32}
 
 
 def layout_enum(major: str) -> LayoutEnum:
@@ -23,11 +31,12 @@ def coordinate_tensor(second_is_contiguous: bool, first: Any, second: Any, batch
     return cute.make_tensor((0, 0, 0), cute.make_layout((first, second, batch), stride=strides))
 
 
-def example_tensor(dtype: str, second_is_contiguous: bool) -> Any:
+def example_tensor(dtype: Any, second_is_contiguous: bool, is_aligned: bool = True) -> Any:
     """A stand-in of dynamic shape (first, second, batch), from which a TMA atom's type is made."""
-    shape = tuple(cute.SymInt(width=32, divisibility=8) for _ in range(3))
+    divisibility, align_bytes = (16, 16) if is_aligned else (1, dtype.width // 8)
+    shape = tuple(cute.SymInt(width=32, divisibility=divisibility) for _ in range(3))
     order = (1, 0, 2) if second_is_contiguous else (0, 1, 2)
-    return cute.runtime.make_fake_compact_tensor(DSL_DTYPES[dtype], shape, stride_order=order, assumed_align=16)
+    return cute.runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align_bytes)
 
 
 def dsl_box(atom: cute.CopyAtom) -> tuple[int, ...]:

@@ -17,8 +17,10 @@ def sharing_issuers(tile: Tile) -> int:
 
 
 def hopper_empty_arrivals(tile: Tile) -> int:
-    """A stage is free when every consumer warp of every CTA that shares it has arrived once."""
-    return sharing_issuers(tile) * tile.num_consumer_warpgroups * WARPS_PER_WARPGROUP
+    """A stage is free when every warp that multiplies it, of every CTA that shares it, has arrived once: all consumers,
+    or the one warpgroup whose tile it belongs to in a ping-pong."""
+    warpgroups = 1 if tile.pingpong else tile.num_consumer_warpgroups
+    return sharing_issuers(tile) * warpgroups * WARPS_PER_WARPGROUP
 
 
 def blackwell_empty_arrivals(tile: Tile) -> int:
@@ -26,14 +28,19 @@ def blackwell_empty_arrivals(tile: Tile) -> int:
     return sharing_issuers(tile)
 
 
-def full_bytes(tile: Tile, in_bytes: int) -> int:
+def full_bytes(tile: Tile, in_dtype: str) -> int:
     """Bytes that complete a full barrier: A and B of this CTA, or of both CTAs of the pair (the leader's barrier)."""
-    return stage_bytes(tile, in_bytes) * tile.cta_group
+    return stage_bytes(tile, in_dtype) * tile.cta_group
 
 
 def acc_empty_arrivals(tile: Tile) -> int:
     """An accumulator is free when one lane of each epilogue warp, of both CTAs of a pair, has arrived."""
     return EPILOGUE_WARPS * tile.cta_group
+
+
+def residual_empty_arrivals() -> int:
+    """A residual's buffer is free when one lane of each epilogue warp has arrived."""
+    return EPILOGUE_WARPS
 
 
 def stores_in_flight() -> int:
@@ -43,3 +50,8 @@ def stores_in_flight() -> int:
     must be done.
     """
     return EPILOGUE_STAGES - 2
+
+
+def split_arrivals(tile: Tile, storing_warps: int) -> int:
+    """Barriers of a split along k: every storing warp of every CTA that has a part of the same tile, its own too."""
+    return tile.cluster_k * storing_warps

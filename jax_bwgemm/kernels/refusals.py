@@ -8,7 +8,7 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.artifacts import Param
 from jax_bwgemm.kernels import sass
 from jax_bwgemm.kernels.cubin import Facts
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, why_not_variant
 
 if TYPE_CHECKING:
     from jax_bwgemm.kernels.compile import Compiled
@@ -19,8 +19,9 @@ _MAX_ALIGN_BYTES = 64  # of a CUtensorMap; every smaller leaf is aligned to its 
 def why_refused(variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str, int]) -> str | None:
     """None if the kernel is what `variant` and `compiled` say of it, else the first reason why not."""
     return (
-        _why_not_resources(variant, compiled, facts)
-        or sass.why_broken(counts, variant.tile, variant.target)
+        why_not_variant(variant)
+        or _why_not_resources(variant, compiled, facts)
+        or sass.why_broken(counts, variant)
         or _why_not_params(compiled, facts)
     )
 

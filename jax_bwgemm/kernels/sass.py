@@ -16,14 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_bwgemm.arch import family
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
+from jax_bwgemm.tile import sharing_ctas
+from jax_bwgemm.variant import Variant
 
 COUNTED = {
-    "hopper": ("HGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STL", "LDL"),
+    "hopper": ("HGMMA", "QGMMA", "IGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STL", "LDL"),
     "blackwell": (
-        "UTCHMMA", "UTCHMMA.2CTA", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "LDTM", "STL", "LDL",
+        "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
+        "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "LDTM", "STL", "LDL",
     ),
 }  # fmt: skip
+_MMA = {"hopper": ("HGMMA", "QGMMA", "IGMMA"), "blackwell": ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
 _CODE_ALIGN_BYTES = 128
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.]*)")
 
@@ -53,13 +57,13 @@ def count(opcodes: Sequence[str], target: str) -> dict[str, int]:
     return counts
 
 
-def why_broken(counts: dict[str, int], tile: Tile, target: str) -> str | None:
-    """None if the instructions are those that `tile` promises, else one sentence."""
-    for name in _promised(tile, target):
+def why_broken(counts: dict[str, int], variant: Variant) -> str | None:
+    """None if the instructions are those that the variant promises, else one sentence."""
+    for name in promised(variant):
         if not counts[name]:
-            return f"{tile} on {target} requires {name} instructions, got none"
-    if tile.cta_group == 2:
-        for name in ("UTCHMMA", "UTMALDG"):
+            return f"{variant.tile} on {variant.target} requires {name} instructions, got none"
+    if variant.tile.cta_group == 2:
+        for name in (mma_opcode(variant), "UTMALDG", "UTCBAR"):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
     for name in ("STL", "LDL"):
@@ -68,12 +72,23 @@ def why_broken(counts: dict[str, int], tile: Tile, target: str) -> str | None:
     return None
 
 
-def _promised(tile: Tile, target: str) -> list[str]:
-    promised = ["HGMMA"] if family(target) == "hopper" else ["UTCHMMA", "LDTM"]
-    promised += ["UTMALDG", "UTMASTG"]
-    if tile.cluster_n > 1 or tile.cluster_m > tile.cta_group:  # who shares: A along cluster_n, B between CTA pairs
-        promised.append("UTMALDG.MULTICAST")
-    return promised
+def mma_opcode(variant: Variant) -> str:
+    """The tensor core instruction of its operands: floats of 2 or 4 bytes, of 1 byte, or integers."""
+    half, quarter, integer = _MMA[family(variant.target)]
+    if variant.a_dtype in INT8_DTYPES:
+        return integer
+    return quarter if variant.a_dtype in FP8_DTYPES else half
+
+
+def promised(variant: Variant) -> list[str]:
+    """Instructions that its kernel must have."""
+    tile = variant.tile
+    names = [mma_opcode(variant), "UTMALDG", "UTMASTG" if variant.store == "tma" else "STG"]
+    if family(variant.target) == "blackwell":
+        names += ["LDTM", "UTCBAR"]
+    if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:
+        names.append("UTMALDG.MULTICAST")
+    return names
 
 
 def _run_nvdisasm(image: bytes, target: str) -> str:

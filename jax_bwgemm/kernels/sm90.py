@@ -6,12 +6,22 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
     warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then convert and store their own rows
 
     pipeline   producer -> consumer   filled by                        emptied by
-    ab         load -> multiply       one expect_tx arrival and the    one lane of each consumer warp, in every
-                                      bytes of A and B                 CTA that shares the stage (multicast)
+    ab         load -> multiply       one expect_tx arrival and the    one lane of each warp that multiplies the
+                                      bytes of A and B                 stage, in every CTA that shares it (multicast)
     store      multiply -> TMA        the warpgroup's 128 threads,     cp.async.bulk.wait_group.read in the
                                       fence, its named barrier         warpgroup's first warp
 
-The load warp runs ahead into the next tile while the consumers store: that is what persistence buys here.
+The load warp runs ahead into the next tile while the consumers store. How two consumers divide the work:
+
+    cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
+    ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
+                  barrier: it arrives, the other waits) once the last are on their way. So one stores while the other
+                  multiplies. Consecutive tiles take consecutive stages, so each skips those of the other's tiles. The
+                  turn is passed only to a tile that exists: every arrival is waited for
+
+A split along k adds the barriers of `split_k`: once all consumers have read the last stage (`PARTS_BARRIER`) they leave
+their accumulators there; the load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
+before it touches global memory; the load warp releases the next kernel when its last load is on its way.
 """
 
 from __future__ import annotations
@@ -20,21 +30,30 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, cute, pipeline
+from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.epilogue import Run
-from jax_bwgemm.kernels.gemm import Gemm, Sizes, Walk
+from jax_bwgemm.kernels import pipelines, split_k
+from jax_bwgemm.kernels.epilogue import fragment_runs
+from jax_bwgemm.kernels.gemm import Gemm, Hints, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
+from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.tile import EPILOGUE_STAGES
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
-LOAD_REGISTERS = 40  # setmaxnreg: (40 + 2 * 232) * 128 <= 65536, multiples of 8
-MULTIPLY_REGISTERS = 232
-STORE_BARRIER = 1  # named barriers STORE_BARRIER + w, one a consumer warpgroup; 0 is the CTA's
+SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
+LOAD_REGISTERS = 40
+STORE_BARRIER = 1  # named barriers: STORE_BARRIER + w, the threads of consumer warpgroup w; 0 is the CTA's,
+TURN_BARRIER = 3  # TURN_BARRIER + w: the other warpgroup arrives, w waits for its turn,
+PARTS_BARRIER = 5  # and all consumers, once their accumulators are complete
+
+
+def multiply_registers(warpgroups: int) -> int:
+    """Of a consumer thread, by setmaxnreg: what the load warpgroup leaves, in its steps of 8 and at most 240."""
+    rest = SM_REGISTERS // WARPGROUP_THREADS - LOAD_REGISTERS
+    return min(240, rest // warpgroups // 8 * 8)
 
 
 class Sm90Gemm(Gemm):
@@ -42,41 +61,47 @@ class Sm90Gemm(Gemm):
 
     def __init__(self, variant: Variant) -> None:
         super().__init__(variant)
-        self.warpgroups = variant.tile.num_consumer_warpgroups
+        tile = variant.tile
+        self.warpgroups = tile.num_consumer_warpgroups
+        self.consumers = self.warpgroups * WARPGROUP_THREADS
+        self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.boxes_n = tile.mma_n // self.store_cols
+        self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
-    def tiled_mma(self) -> cute.TiledMma:
+    def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
         return sm90.make_trivial_tiled_mma(
-            self.in_dtype,
-            self.in_dtype,
+            self.a_dtype,
+            self.b_dtype,
             OperandMajorMode.K if self.a_major == "k" else OperandMajorMode.MN,
             OperandMajorMode.K if self.b_major == "k" else OperandMajorMode.MN,
-            Float32,
-            (self.warpgroups, 1, 1),
+            self.acc_dtype,
+            (warpgroups, 1, 1),
             (64, self.tile.mma_n),
         )
 
-    def smem_layouts(self) -> tuple[Any, Any, Any]:
-        """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages); C: (warpgroups * store_rows, store_cols, stages)."""
+    def smem_layouts(self) -> tuple[Any, Any]:
+        """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages)."""
         tiler = (self.tile.cta_m, self.tile.mma_n, self.tile.k_tile)
-        a = sm90.make_smem_layout_a(layout_enum(self.a_major), tiler, self.in_dtype, self.stages)
-        b = sm90.make_smem_layout_b(layout_enum(self.b_major), tiler, self.in_dtype, self.stages)
-        return a, b, self.store_layout(self.warpgroups, EPILOGUE_STAGES)
-
-    def store_layout(self, warpgroups: int, stages: int) -> Any:
-        """(warpgroups * store_rows, store_cols, stages); the rows of one warpgroup are one contiguous TMA box."""
-        box = (self.store_rows * warpgroups, self.store_cols)
-        return sm90.make_smem_layout_epi(self.out_dtype, LayoutEnum.ROW_MAJOR, box, stages)
+        a = sm90.make_smem_layout_a(layout_enum(self.a_major), tiler, self.a_dtype, self.stages)
+        return a, sm90.make_smem_layout_b(layout_enum(self.b_major), tiler, self.b_dtype, self.stages)
 
     @cute.jit
     def __call__(
-        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, sizes: Sizes, alpha: Float32, bias: cute.Pointer
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        c: cute.Tensor,
+        sizes: Sizes,
+        hints: Hints,
+        alpha: Float32,
+        bias: cute.Pointer,
     ) -> None:
         """Make the TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces
         this host code; a test compares what both pack."""
         tile = self.tile
-        a_smem, b_smem, _ = self.smem_layouts()
+        a_smem, b_smem = self.smem_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp()
         multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
         tma_a, _ = cpasync.make_tiled_tma_atom(
@@ -93,33 +118,43 @@ class Sm90Gemm(Gemm):
             (tile.mma_n, tile.k_tile),
             num_multicast=tile.cluster_m,
         )
-        box = (self.store_rows, self.store_cols)
-        tma_c, _ = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), c, cute.slice_(self.store_layout(1, 1), (None, None, 0)), box
-        )
-        self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b), "c": dsl_box(tma_c)}
-        self.kernel(tma_a, tma_b, tma_c, sizes, self.epilogue_args(alpha, bias)).launch(
-            grid=(*self.cluster, 1), block=(self.threads, 1, 1), cluster=(*self.cluster, 1), min_blocks_per_mp=1
+        out = self.store_atom(c, cute.slice_(self.store_layout(1, 1), (None, None, 0)))
+        self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
+        if cutlass.const_expr(self.store_kind == "tma"):
+            self.tma_boxes["c"] = dsl_box(out)
+        self.kernel(tma_a, tma_b, out, sizes, hints, self.epilogue_args(alpha, bias)).launch(
+            grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
     @cute.kernel
     def kernel(
-        self, tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, sizes: Sizes, args: tuple[Any, ...]
+        self,
+        tma_a: cute.CopyAtom,
+        tma_b: cute.CopyAtom,
+        out: Any,
+        sizes: Sizes,
+        hints: Hints,
+        args: tuple[Any, ...],
     ) -> None:
         tile = self.tile
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        warpgroup_idx = warp_idx // pipelines.WARPS_PER_WARPGROUP
         if warp_idx == 0:
             cpasync.prefetch_descriptor(tma_a)
             cpasync.prefetch_descriptor(tma_b)
-            cpasync.prefetch_descriptor(tma_c)
+            if cutlass.const_expr(self.store_kind == "tma"):
+                cpasync.prefetch_descriptor(out)
 
-        a_smem, b_smem, c_smem = self.smem_layouts()
+        a_smem, b_smem = self.smem_layouts()
+        c_smem = self.store_layout(self.store_groups, EPILOGUE_STAGES)
         allocator = cutlass.memory.SmemAllocator()
         barriers = allocator.allocate_array(Int64, 2 * self.stages)
-        sA = allocator.allocate_tensor(self.in_dtype, a_smem.outer, 1024, a_smem.inner)
-        sB = allocator.allocate_tensor(self.in_dtype, b_smem.outer, 1024, b_smem.inner)
+        written = allocator.allocate_array(Int64, 1)
+        drained = allocator.allocate_array(Int64, 1)
+        sA = allocator.allocate_tensor(self.a_dtype, a_smem.outer, 1024, a_smem.inner)
+        sB = allocator.allocate_tensor(self.b_dtype, b_smem.outer, 1024, b_smem.inner)
         sC = allocator.allocate_tensor(self.out_dtype, c_smem.outer, 1024, c_smem.inner)
+        parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=self.acc_dtype)
+        split = KSplit(parts, written, drained)
 
         threads = pipeline.Agent.Thread
         ab = pipeline.PipelineTmaAsync.create(
@@ -131,18 +166,23 @@ class Sm90Gemm(Gemm):
             cta_layout_vmnk=cute.make_layout((1, tile.cluster_m, tile.cluster_n, 1)),
             defer_sync=True,
         )
+        if cutlass.const_expr(tile.cluster_k > 1):  # noqa: SIM102 (a compile-time condition stands alone)
+            if warp_idx == 0:
+                with cute.arch.elect_one():
+                    split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         walk = self.walk(sizes)
         mA, mB, mC = self.coordinate_tensors(sizes)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
-        if warpgroup_idx == 0:
+        cute.arch.griddepcontrol_wait()
+        if warp_idx < pipelines.WARPS_PER_WARPGROUP:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
-                self.load(tma_a, tma_b, mA, mB, sA, sB, ab, walk, sizes)
+                self.load(tma_a, tma_b, mA, mB, sA, sB, ab, split, walk, sizes, hints)
         else:
-            cute.arch.setmaxregister_increase(MULTIPLY_REGISTERS)
-            self.multiply(tma_c, mC, sA, sB, sC, ab, walk, sizes, args)
+            cute.arch.setmaxregister_increase(multiply_registers(self.warpgroups))
+            self.multiply(out, mC, sA, sB, sC, ab, split, walk, sizes, args)
 
     @cute.jit
     def load(
@@ -154,8 +194,10 @@ class Sm90Gemm(Gemm):
         sA: cute.Tensor,
         sB: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
+        split: KSplit,
         walk: Walk,
         sizes: Sizes,
+        hints: Hints,
     ) -> None:
         """The load warp: its part of A and B (all of it where no CTA shares it) into the stages."""
         tile = self.tile
@@ -167,112 +209,196 @@ class Sm90Gemm(Gemm):
         Bs, Bg = cpasync.tma_partition(
             tma_b, walk.x, cute.make_layout(tile.cluster_m), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
         )
-        self.keep_full(tma_a, As, Ag, tma_b, Bs, Bg, ab, walk, sizes)
+        self.keep_full(tma_a, As, Ag, tma_b, Bs, Bg, ab, split, walk, sizes, hints)
 
     @cute.jit
     def multiply(
         self,
-        tma_c: cute.CopyAtom,
+        out: Any,
         mC: cute.Tensor,
         sA: cute.Tensor,
         sB: cute.Tensor,
         sC: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
+        split: KSplit,
         walk: Walk,
         sizes: Sizes,
         args: tuple[Any, ...],
     ) -> None:
-        """A consumer warpgroup: main loop on its slabs, then its own part of the store. Never waits for the other."""
+        """A consumer warpgroup: main loop on its slabs of its tiles, then its own part of the store."""
         tile = self.tile
         tidx = cute.arch.thread_idx()[0] - WARPGROUP_THREADS
-        wg_idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
-        mma = self.tiled_mma()
-        thr_mma = mma.get_slice(wg_idx * WARPGROUP_THREADS)
+        group = self.store_group(tidx)
+        mma = self.tiled_mma(self.side_by_side)
+        thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
         fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
         fB = mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stage)
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), Float32)
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), self.acc_dtype)
+        outlet = self.outlet(out, mC, sC, group)
 
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        idx = walk.first
+        phase = Int32(0)
+        idx, step = walk.first, walk.step
+        if cutlass.const_expr(tile.pingpong):
+            idx, step = walk.first + Uint32(group.idx) * walk.step, 2 * walk.step
+            if group.idx == 1:
+                read.advance(walk.k_count)
         while idx < walk.num_tiles:
-            m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
-            warpgroup.fence()
-            mma.set(warpgroup.Field.ACCUMULATE, False)
+            if cutlass.const_expr(tile.cluster_k > 1):
+                at = self.first_box(walk, idx, group)
+                if walk.k_count > 0:
+                    read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, idx, group)
+                    warpgroup.wait_group(0)
+                    ab.consumer_release(last)
+                cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=self.consumers)
+                self.store_split(acc, outlet, split, phase, at, group, tidx, walk, sizes, args)
+                phase = phase ^ 1
+            else:
+                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
+                    if idx != walk.first:
+                        cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
+                read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, idx, group)
+                if cutlass.const_expr(tile.pingpong):
+                    read.advance(walk.k_count)
+                    if idx + walk.step < walk.num_tiles:
+                        other = TURN_BARRIER + 1 - group.idx
+                        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
+                warpgroup.wait_group(0)
+                ab.consumer_release(last)
+                self.store(acc, outlet, at, group, sizes, args)
+            idx += step
+        self.finish_stores(group)
+
+    @cute.jit
+    def main_loop(
+        self,
+        acc: cute.Tensor,
+        fA: cute.Tensor,
+        fB: cute.Tensor,
+        ab: pipeline.PipelineTmaAsync,
+        read: pipeline.PipelineState,
+        walk: Walk,
+        idx: Uint32,
+        group: StoreGroup,
+    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32]]:
+        """`acc` = the sum over a tile's stages from `read` on, at least one. Returns the state behind them, that of the
+        last one, which the last wgmmas still read, and the tile's first box."""
+        mma = self.tiled_mma(self.side_by_side)
+        release = read.clone()
+        warpgroup.fence()
+        mma.set(warpgroup.Field.ACCUMULATE, False)
+        ab.consumer_wait(read)
+        for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
+            cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
+            mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
+        read.advance()
+        at = self.first_box(walk, idx, group)  # its divisions run beside the first wgmmas
+        for _ in cutlass.range(1, walk.k_count, unroll=1):
             ab.consumer_wait(read)
             for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                 cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
-                mma.set(warpgroup.Field.ACCUMULATE, True)
             warpgroup.commit_group()
-            read.advance()
-            for _ in cutlass.range(1, walk.k_tiles, unroll=1):
-                ab.consumer_wait(read)
-                for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-                    cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
-                warpgroup.commit_group()
-                warpgroup.wait_group(1)  # the group before this one has read its stage
-                ab.consumer_release(release)
-                read.advance()
-                release.advance()
-            warpgroup.wait_group(0)
+            warpgroup.wait_group(1)  # the group before this one has read its stage
             ab.consumer_release(release)
+            read.advance()
             release.advance()
-
-            gC = cute.local_tile(  # (store_rows, store_cols, row boxes, column boxes) of this CTA's tile
-                cute.local_tile(mC, (tile.cta_m, tile.mma_n), (m_idx, n_idx, l_idx)),
-                (self.store_rows, self.store_cols),
-                (None, None),
-            )
-            self.store(tma_c, mma, acc, sC, gC, wg_idx, tidx, n_idx * tile.mma_n, sizes.n, args)
-            idx += walk.step
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        return read, release, at
 
     @cute.jit
     def store(
+        self, acc: cute.Tensor, outlet: Outlet, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+    ) -> None:
+        """Registers -> epilogue -> smem box -> the result, box after box from `at` on; each goes to the next buffer."""
+        flat = cute.coalesce(outlet.r2s.retile(acc))
+        self.reclaim(group, WARPGROUP_THREADS)
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            self.finish_box(values, outlet, self.box_at(at, box), buffer_of(box), group, sizes, args)
+
+    @cute.jit
+    def store_split(
         self,
-        tma_c: cute.CopyAtom,
-        mma: cute.TiledMma,
         acc: cute.Tensor,
-        sC: cute.Tensor,
-        gC: cute.Tensor,
-        wg_idx: Int32,
+        outlet: Outlet,
+        split: KSplit,
+        phase: Int32,
+        at: Any,
+        group: StoreGroup,
         tidx: Int32,
-        column: Int32,
-        n: Int32,
+        walk: Walk,
+        sizes: Sizes,
         args: tuple[Any, ...],
     ) -> None:
-        """Registers -> epilogue -> smem box -> TMA store, box after box; each goes to the next buffer."""
-        enum = LayoutEnum.ROW_MAJOR
-        stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.out_dtype)
+        """The same for a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
+        tile = self.tile
+        flat = cute.coalesce(outlet.r2s.retile(acc))
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            if walk.k_count == 0:  # not `acc`: a write to it could move before the wait for the wgmmas
+                values.fill(0)
+            split_k.leave_part(split, values, box, tidx, self.consumers)
+        split_k.meet(split, tile, walk.x, phase)
+        self.reclaim(group, WARPGROUP_THREADS)
+        values = cute.make_rmem_tensor(cute.size(acc) // self.boxes, self.acc_dtype)
+        for i in cutlass.range_constexpr(-(-self.boxes // tile.cluster_k)):
+            box = i * tile.cluster_k + walk.z
+            if box < self.boxes:
+                split_k.add_parts(split, values, box, tidx, self.consumers, tile, walk.x)
+                self.finish_box(values, outlet, self.box_at(at, box), buffer_of(i), group, sizes, args)
+        split_k.part(split, tile, walk.x, phase)
+
+    @cute.jit
+    def finish_box(
+        self,
+        values: cute.Tensor,
+        outlet: Outlet,
+        at: Any,
+        stage: cutlass.Constexpr,
+        group: StoreGroup,
+        sizes: Sizes,
+        args: tuple[Any, ...],
+    ) -> None:
+        """A box of finished sums: epilogue, rounding, and out."""
+        column = at[1] * self.store_cols + group.tidx % 4 * 2
+        runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
+        self.epilogue.apply(values, runs, column, sizes.n, args)
+        rounded = cute.make_rmem_tensor(cute.shape(outlet.Rs)[:3], self.out_dtype)
+        rounded.store(values.load().to(self.out_dtype))
+        self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
+
+    @cute.jit
+    def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
+        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits."""
+        enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
+        stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(self.c_major == "m", 4), self.out_dtype)
         r2s = cute.make_tiled_copy_S(
-            sm90.get_smem_store_op(enum, self.out_dtype, Float32), cute.make_tiled_copy_C_atom(stmatrix, mma)
+            sm90.get_smem_store_op(enum, self.out_dtype, self.acc_dtype),
+            cute.make_tiled_copy_C_atom(stmatrix, self.tiled_mma(1)),
         )
-        thr_r2s = r2s.get_slice(tidx)
-        Rs = thr_r2s.partition_D(sC)  # (R2S, R2S_M, R2S_N, stage)
-        shape = cute.make_layout(cute.shape(thr_r2s.partition_S(sC))[:3]).shape
-        values = cute.make_rmem_tensor(shape, Float32)
-        rounded = cute.make_rmem_tensor(shape, self.out_dtype)
-        per_box = cutlass.const_expr(cute.size(values))
-        runs = fragment_runs(per_box)
-        flat = cute.coalesce(r2s.retile(acc))
-        sC_box = cute.local_tile(sC, (self.store_rows, self.store_cols), (wg_idx, 0, None))  # this warpgroup's rows
-        boxes_n = cutlass.const_expr(self.tile.mma_n // self.store_cols)
-        is_store_warp = cute.arch.make_warp_uniform(tidx // 32) % pipelines.WARPS_PER_WARPGROUP == 0
-        Cs, Cg = cpasync.tma_partition(  # (TMA, stage), (TMA, row boxes, column boxes)
-            tma_c, 0, cute.make_layout(1), cute.group_modes(sC_box, 0, 2), cute.group_modes(gC, 0, 2)
-        )
-        barrier = STORE_BARRIER + wg_idx
-        self.reclaim(is_store_warp, barrier, WARPGROUP_THREADS)
-        for box in cutlass.range_constexpr(cute.size(acc) // per_box):
-            row_box, col_box = box // boxes_n, box % boxes_n
-            for i in cutlass.range_constexpr(per_box):
-                values[i] = flat[box * per_box + i]
-            self.epilogue.apply(values, runs, column + col_box * self.store_cols + tidx % 4 * 2, n, args)
-            rounded.store(values.load().to(self.out_dtype))
-            Cg_box = Cg[None, row_box * self.warpgroups + wg_idx, col_box]
-            self.publish(r2s, rounded, Rs, tma_c, Cs, Cg_box, box, is_store_warp, barrier, WARPGROUP_THREADS)
+        own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
+        Rs = r2s.get_slice(group.tidx).partition_D(own)  # (R2S, R2S_M, R2S_N, stage)
+        return Outlet(r2s, Rs, own, out, mC)
 
+    def store_group(self, tidx: Int32) -> StoreGroup:
+        idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
+        own = tidx % WARPGROUP_THREADS
+        return StoreGroup(idx, own, cute.arch.make_warp_uniform(own // 32) == 0, STORE_BARRIER + idx)
 
-def fragment_runs(elements: int) -> tuple[Run, ...]:
-    """A wgmma fragment: pairs of columns every 8, for rows r and r + 8 (PTX ISA, wgmma.mma_async, matrix D)."""
-    return tuple(Run(8 * j, 2, ((4 * j, 4 * j + 1), (4 * j + 2, 4 * j + 3))) for j in range(elements // 4))
+    def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
+        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8."""
+        count = cute.size(flat) // self.boxes
+        values = cute.make_rmem_tensor(count, self.acc_dtype)
+        for i in range(count):
+            values[i] = flat[box * count + i]
+        return values
+
+    def first_box(self, walk: Walk, idx: Uint32, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
+        """(m, n, l) in boxes of a warpgroup's first box of a tile; the shuffles keep it where it is called."""
+        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, idx))
+        slabs = self.tile.cta_m // self.store_rows
+        return m_idx * slabs + group.idx % self.side_by_side, n_idx * self.boxes_n, l_idx
+
+    def box_at(self, at: Any, box: Any) -> Any:
+        """(m, n, l) in boxes of a warpgroup's `box`-th box; `at` has its first. Slabs lie side by side in turns."""
+        return at[0] + box // self.boxes_n * self.side_by_side, at[1] + box % self.boxes_n, at[2]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from jax_bwgemm.artifacts import Entry, TmaFacts
 from jax_bwgemm.kernels import refusals, sass
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, why_not_variant
 
 if TYPE_CHECKING:
     from jax_bwgemm.kernels.compile import Compiled
@@ -52,6 +52,8 @@ def build_batch(variants: Sequence[Variant], out: Path, source_sha256: str) -> l
 
 
 def _compile(variant: Variant) -> Compiled:
+    if reason := why_not_variant(variant):
+        raise ValueError(reason)
     from jax_bwgemm.kernels.compile import compile_variant
 
     # CuTeDSL names dump files after argument types: kernels that share a directory overwrite each other's.
@@ -81,7 +83,7 @@ def _entry(variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str,
         tmem_cols=compiled.tmem_cols,
         params=params,
         param_bytes=params[-1].offset + params[-1].size,
-        tma={operand: TmaFacts(box, swizzle) for operand, (box, swizzle) in compiled.tma.items()},
+        tma={operand: TmaFacts(*facts) for operand, facts in compiled.tma.items()},
         registers=facts.registers,
         spill_bytes=facts.stack_bytes,
         sass=counts,

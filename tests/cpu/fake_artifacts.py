@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, family
-from jax_bwgemm.artifacts import Entry, Param, TmaFacts, write_manifest
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import (
-    SHIPPED_TILES,
-    STORE_SWIZZLE_BYTES,
-    num_stages,
-    num_threads,
-    smem_bytes,
-    store_box,
-    tmem_cols,
-)
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.artifacts import PARAM_KINDS, Entry, Param, TmaFacts, write_manifest
+from jax_bwgemm.tile import SHIPPED_TILES, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.variant import STORES, Variant, tma_boxes, why_not_variant
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
-EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu")
+EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu", "residual", "scale_bias_relu_residual")
+DTYPES = (
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16", "float16"),
+    ("bfloat16", "bfloat16", "float32"),
+)
+OTHER_DTYPES = (
+    ("float16", "float16", "float16"),
+    ("float32", "float32", "float32"),
+    ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"),
+    ("float8_e4m3fn", "float8_e5m2", "float32"),
+    ("int8", "int8", "int32"),
+)  # without an epilogue
 
 
 def fake_entry(variant: Variant) -> Entry:
-    tile, limit = variant.tile, ARCH_OF[variant.target].smem_bytes
-    params = [Param(f"tma_{x}", 128 * i, 128) for i, x in enumerate("abc")]
-    params += [Param(x, 384 + 4 * i, 4) for i, x in enumerate(("m", "n", "k", "batch"))]
-    if "bias" in variant.epilogue:
-        params.append(Param("bias", 400, 8))
+    tile, arch = variant.tile, ARCH_OF[variant.target]
+    params = _params(variant)
     return Entry(
         variant=variant,
         entry="kernel_symbol",
-        num_threads=num_threads(tile, variant.target),
-        smem_bytes=smem_bytes(tile, 2, limit),
-        num_stages=num_stages(tile, 2, limit),
+        num_threads=num_threads(tile, variant.target, variant.has_residual),
+        smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
+        num_stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         tmem_cols=tmem_cols(tile) if family(variant.target) == "blackwell" else 0,
-        params=tuple(params),
-        param_bytes=408,
-        tma={
-            "a": TmaFacts((64, tile.cta_m, 1), 128),
-            "b": TmaFacts((64, tile.load_n, 1), 128),
-            "c": TmaFacts((*store_box(tile, variant.out_dtype, variant.target), 1), STORE_SWIZZLE_BYTES),
-        },
+        params=params,
+        param_bytes=params[-1].offset + params[-1].size,
+        tma={operand: TmaFacts(*facts) for operand, facts in tma_boxes(variant).items()},
         registers=168,
         spill_bytes=0,
         sass={"HGMMA": 8},
@@ -52,6 +49,22 @@ def fake_entry(variant: Variant) -> Entry:
         cubin_sha256=hashlib.sha256(variant.name.encode()).hexdigest(),
         source_sha256="0" * 64,
     )
+
+
+def _params(variant: Variant) -> tuple[Param, ...]:
+    """Each leaf on its own alignment, in the order of `PARAM_KINDS`."""
+    absent = {"c" if variant.store == "tma" else "tma_c"}
+    steps = {"alpha": "scale", "bias": "bias", "tma_r": "residual"}
+    absent |= {kind for kind, step in steps.items() if step not in variant.epilogue}
+    sizes = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
+    sizes |= dict.fromkeys(("c", "a_policy", "b_policy", "bias"), 8)
+    params, end = [], 0
+    for kind in PARAM_KINDS:
+        if kind not in absent:
+            size = sizes.get(kind, 4)
+            params.append(Param(kind, -(-end // min(size, 64)) * min(size, 64), size))
+            end = params[-1].offset + size
+    return tuple(params)
 
 
 def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry]) -> None:
@@ -62,11 +75,17 @@ def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry]) -> N
 
 
 def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[Entry]:
-    """Every shipped tile and major, bfloat16 operands, three output dtypes, the epilogues above."""
-    kinds = itertools.product(DTYPE_BYTES, "km", "nk", EPILOGUES)
-    return [
-        fake_entry(Variant(target, "bfloat16", "bfloat16", out, a_major, b_major, tile, epilogue))
-        for out, a_major, b_major, epilogue in kinds
-        for target in targets
-        for tile in SHIPPED_TILES[family(target)]
-    ]
+    """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
+    other dtypes without one. All that is legal of it."""
+    return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
+
+
+def _variants(targets: Iterable[str]) -> Iterator[Variant]:
+    kinds = itertools.chain(itertools.product(DTYPES, EPILOGUES), itertools.product(OTHER_DTYPES, EPILOGUES[:1]))
+    layouts = list(itertools.product("km", "nk", "nm", STORES))
+    for target, ((a, b, out), epilogue), (a_major, b_major, c_major, store) in itertools.product(
+        targets, kinds, layouts
+    ):
+        for tile in SHIPPED_TILES[family(target)]:
+            own = dataclasses.replace(tile, k_tile=k_tile(a))
+            yield Variant(target, a, b, out, a_major, b_major, own, epilogue, c_major, store)

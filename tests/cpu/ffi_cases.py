@@ -3,11 +3,11 @@
 from typing import Any
 
 from jax_bwgemm import ffi
+from jax_bwgemm.problem import DTYPE_BYTES
 
 KINDS = ffi.param_kinds() if ffi.status() is None else ()
-KIND_SIZES = {"tma_a": 128, "tma_b": 128, "tma_c": 128, "bias": 8}  # the rest are 4 bytes
-DESCRIPTOR_BYTES = 128
-NO_BIAS_KINDS = KINDS[:-1]
+KIND_SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
+KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "bias"), 8)  # others: 4
 
 
 def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:
@@ -19,6 +19,13 @@ def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:
         leaves.append((kind, offset, size))
         end = offset + size
     return leaves, end
+
+
+def kinds_of(has_bias: bool = False, store: str = "tma", has_residual: bool = False) -> tuple[str, ...]:
+    """The leaves of a kernel in the library's order."""
+    absent = {"c" if store == "tma" else "tma_c"} | (set() if has_bias else {"bias"})
+    absent |= set() if has_residual else {"tma_r"}
+    return tuple(kind for kind in KINDS if kind not in absent)
 
 
 def a_shape(batch: int, m: int, k: int, major: str) -> tuple[int, int, int]:
@@ -40,30 +47,38 @@ def request(
     dtypes: tuple[str, str, str] = ("bfloat16", "bfloat16", "bfloat16"),
     has_bias: bool = False,
     kinds: tuple[str, ...] | None = None,
+    c_major: str = "n",
+    store: str = "tma",
+    has_residual: bool = False,
     **fields: Any,
 ) -> ffi.LaunchRequest:
-    """A Hopper tile 128x256x64, clusters of 2x1 that share B: each CTA loads 64x128 of it."""
-    kinds = kinds or (KINDS if has_bias else NO_BIAS_KINDS)
-    leaves, param_bytes = lay_out(kinds)
+    """A Hopper tile 128x256, clusters of 2x1 that share B: each CTA loads 128 rows of 128 bytes of it."""
+    leaves, param_bytes = lay_out(kinds or kinds_of(has_bias, store, has_residual))
+    out = ffi.Buffer.of(dtypes[2], (batch, m, n) if c_major == "n" else (batch, n, m))
+    defaults = dict(cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448)
     made = ffi.LaunchRequest(
         a=ffi.Buffer.of(dtypes[0], a_shape(a_batch or batch, m, k, majors[0])),
         b=ffi.Buffer.of(dtypes[1], b_shape(b_batch or batch, n, k, majors[1])),
-        out=ffi.Buffer.of(dtypes[2], (batch, m, n)),
+        out=out,
         bias=ffi.Buffer.of(dtypes[2], (n,)) if has_bias else ffi.Buffer.none(),
+        residual=out if has_residual else ffi.Buffer.none(),
         a_major=ord(majors[0]),
         b_major=ord(majors[1]),
-        **(dict(cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, num_threads=384, smem_bytes=232448) | fields),
+        c_major=ord(c_major),
+        **(defaults | fields),
         raster_group=8,
         raster_along_n=1,
         alpha=0.5,
-        swizzle_bytes=(128, 128, 128),
+        swizzle_bytes=(128, 128, 128 if store == "tma" else 0),
+        swizzle_atom_bytes=(16, 16, 16 if store == "tma" else 0),
         param_bytes=param_bytes,
         num_params=len(leaves),
         max_active_clusters=66,
     )
-    made.box[0][:] = (64, 128, 1)
-    made.box[1][:] = (64, 128, 1)
-    made.box[2][:] = (32 if dtypes[2] == "float32" else 64, 64, 1)
+    for box, dtype, rows in zip(made.box, dtypes, (128, 128, 64), strict=True):
+        box[:] = (128 // DTYPE_BYTES[dtype], rows, 1)
+    if store != "tma":
+        made.box[2][:] = (0, 0, 0)
     for at, (kind, offset, size) in enumerate(leaves):
         made.params[at] = ffi.Param(KINDS.index(kind), offset, size)
     return made

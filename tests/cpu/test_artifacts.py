@@ -14,12 +14,19 @@ from jax_bwgemm.artifacts import Entry, Manifest, ManifestError
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
+THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 128), c_major="m", store="threads")
+RESIDUAL = Variant("sm_100a", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), "bias_relu_residual")
 VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), "scale_bias")
+ALL = (VARIANT, THREADS, RESIDUAL)
+
+
+def variant(fields, name=VARIANT.name):
+    return next(fields for fields in fields["variants"] if fields["name"] == name)
 
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    write_fake_artifacts(tmp_path, [fake_entry(VARIANT)])
+    write_fake_artifacts(tmp_path, map(fake_entry, ALL))
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     return tmp_path
 
@@ -34,9 +41,23 @@ def edit(directory: pathlib.Path, change) -> None:
 
 def test_round_trip(directory):
     manifest = Manifest.load(directory)
-    assert manifest.entries == {VARIANT.name: fake_entry(VARIANT)}
+    assert manifest.entries == {v.name: fake_entry(v) for v in ALL}
     assert manifest.cutlass_dsl == "0.0.0"
-    assert Entry.from_json(json.loads(json.dumps(fake_entry(VARIANT).to_json()))) == fake_entry(VARIANT)
+    for entry in map(fake_entry, ALL):
+        assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+
+
+def test_only_operands_of_tma_have_tma_facts():
+    assert list(fake_entry(VARIANT).tma) == ["a", "b", "c"]
+    assert list(fake_entry(THREADS).tma) == ["a", "b"]
+    entry = fake_entry(RESIDUAL)
+    assert list(entry.tma) == ["a", "b", "c", "r"] and entry.tma["r"] == entry.tma["c"]
+    kinds = [[param.kind for param in fake_entry(v).params] for v in ALL]
+    assert [("tma_c" in x, "tma_r" in x, "c" in x, x[-1]) for x in kinds] == [
+        (True, False, False, "bias"),
+        (False, False, True, "b_policy"),
+        (True, True, False, "bias"),
+    ]
 
 
 def test_written_atomically_and_sorted(tmp_path):
@@ -49,16 +70,25 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 1, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 2, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
-        (lambda f: f["variants"][0].pop("smem_bytes"), r"variant sm_90a_\S+ requires the key 'smem_bytes'"),
-        (lambda f: f["variants"][0].update(colour=1), r"variant sm_90a_\S+ requires no key 'colour'"),
-        (lambda f: f["variants"][0]["tile"].pop("k_tile"), r"Tile requires the key 'k_tile'"),
-        (lambda f: f["variants"][0]["params"][0].update(kind="q"), r"kind requires one of tma_a, .*, got 'q'"),
-        (lambda f: f["variants"][0]["tma"].pop("c"), r"`tma` requires the key 'c'"),
-        (lambda f: f["variants"][0].update(a_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_mn_"),
+        (lambda f: variant(f).pop("smem_bytes"), r"variant sm_90a_\S+ requires the key 'smem_bytes'"),
+        (lambda f: variant(f).update(colour=1), r"variant sm_90a_\S+ requires no key 'colour'"),
+        (lambda f: variant(f)["tile"].pop("k_tile"), r"Tile requires the key 'k_tile'"),
+        (lambda f: variant(f)["tma"].pop("c"), r"`tma` requires the key 'c'"),
+        (lambda f: variant(f, RESIDUAL.name)["tma"].pop("r"), r"variant sm_100a_\S+, `tma` requires the key 'r'"),
+        (lambda f: variant(f)["tma"].update(r={}), r"`tma` requires no key 'r'"),
+        (lambda f: variant(f)["tma"]["a"].pop("swizzle_atom_bytes"), r"TmaFacts requires the key 'swizzle_atom_bytes'"),
+        (lambda f: variant(f, THREADS.name)["tma"].update(c={}), r"`tma` requires no key 'c'"),
+        (
+            lambda f: variant(f)["params"][0].update(kind="q"),
+            r"kind requires one of tma_a, tma_b, tma_c, tma_r, c, m, .*, got 'q'",
+        ),
+        (lambda f: variant(f).pop("store"), r"variant sm_90a_\S+ requires the key 'store'"),
+        (lambda f: variant(f).update(c_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_knm_"),
+        (lambda f: variant(f).update(a_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_mnn_"),
     ],
 )
 def test_refused(directory, change, message):
@@ -108,6 +138,25 @@ def test_directories_in_order(directory, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{empty}{os.pathsep}{directory}")
     assert artifacts.artifact_dirs() == (empty, directory)
     assert isinstance(artifacts.find(VARIANT), Entry)
+
+
+def test_an_added_directory_comes_last(directory, no_added, tmp_path_factory, monkeypatch):
+    added, late = tmp_path_factory.mktemp("added"), Variant("sm_90a", *["float16"] * 3, "k", "n", Tile(128, 256))
+    write_fake_artifacts(added, [fake_entry(late), fake_entry(VARIANT)])
+    assert "no cubin" in artifacts.find(late)
+    for _ in range(2):
+        artifacts.add_dir(str(added))
+    assert artifacts.artifact_dirs() == (directory, added)
+    assert artifacts.find(late) == fake_entry(late)
+    (added / f"{VARIANT.name}.ptx.gz").touch()
+    assert artifacts.find_ptx(VARIANT) == f"{directory / VARIANT.name}.ptx.gz is missing; {artifacts.REMEDY}"
+    monkeypatch.delenv("JAX_BWGEMM_ARTIFACTS")
+    assert artifacts.artifact_dirs()[-1] == added
+
+
+@pytest.fixture
+def no_added(monkeypatch):
+    monkeypatch.setattr(artifacts, "_added", [])
 
 
 def test_default_directory(monkeypatch):

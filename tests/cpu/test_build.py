@@ -21,7 +21,7 @@ from jax_bwgemm.kernels import build, refusals, sass, worker
 from jax_bwgemm.kernels.catalog import catalogue
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
 from jax_bwgemm.kernels.worker import Failure
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile
 from jax_bwgemm.variant import Variant
 
 HOPPER = Tile(128, 256, cluster_m=2)
@@ -46,7 +46,7 @@ class FakeCompiled:
     tmem_cols: int = 0
     cubin: bytes = b"cubin"
     ptx: str = ".version 8.8"
-    tma: Any = dataclasses.field(default_factory=lambda: {x: ((64, 128, 1), 128) for x in "abc"})
+    tma: Any = dataclasses.field(default_factory=lambda: {x: ((64, 128, 1), 128, 16) for x in "abc"})
 
 
 # On sm_90 a cubin's parameters start 48 bytes into their constant bank.
@@ -123,11 +123,14 @@ def test_a_file_that_is_no_cubin_is_a_sentence(content: bytes) -> None:
 def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     variants = catalogue(TARGETS)
     assert len({v.name for v in variants}) == len(variants)
-    assert {v.tile for v in variants} == {tile for tiles in SHIPPED_TILES.values() for tile in tiles}
+    shipped = {tile for table in (SHIPPED_TILES, NARROW_TILES) for tiles in table.values() for tile in tiles}
+    built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
+    assert shipped <= built
+    assert {tile.cluster_ctas for tile in built - shipped} == {4, 8, 16}  # the multicast clusters
 
 
 def test_only_is_a_glob_on_names() -> None:
-    chosen = build.select(catalogue(["sm_100a"]), "*_kn_*cta2*_identity")
+    chosen = build.select(catalogue(["sm_100a"]), "*_knn_*cta2*_identity")
     assert chosen and all(v.tile.cta_group == 2 and v.b_major == "n" for v in chosen)
     with pytest.raises(ValueError, match="`--only` requires a glob that some variant's name matches, got 'nothing'"):
         build.select(chosen, "nothing")
@@ -280,7 +283,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path).entries == {entry.name: entry}
     assert entry.params == (Param("tma_a", 0, 128), Param("m", 128, 4), Param("bias", 136, 8))
     assert entry.param_bytes == 144
-    assert entry.tma["a"] == TmaFacts((64, 128, 1), 128)
+    assert entry.tma["a"] == TmaFacts((64, 128, 1), 128, 16)
     assert re.fullmatch(r"\d+\.\d+\.\d+", entry.ptxas)
     assert entry.sass["UTMALDG"] == 2 and entry.sass["UTMALDG.MULTICAST"] == 1
 
@@ -293,7 +296,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from jax_bwgemm.__main__ import main
 
     out = tmp_path_factory.mktemp("artifacts")
-    assert main(["build", "--only", "sm_*_bf16_bf16_bf16_kn_*x256x64_*_bias_relu", "--out", str(out)]) == 0
+    assert main(["build", "--only", "sm_*_bf16_bf16_bf16_knn_*x256x64_*_bias_relu", "--out", str(out)]) == 0
     return out
 
 

@@ -35,16 +35,25 @@ def test_explain_takes_dtypes_majors_epilogue_and_tile(capsys: pytest.CaptureFix
 
 
 def test_explain_says_why_xla_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "512", "511", "512", "--device", "h200"]) == 0
-    assert "runs XLA's dot_general, because TMA requires a row pitch" in capsys.readouterr().out
     assert main(["explain", "512", "512", "512", "--dtype", "f32"]) == 0
-    assert "runs XLA's dot_general, because operands require" in capsys.readouterr().out
+    assert "runs XLA's dot_general, because sm_90a requires operands of 1 or 2 bytes" in capsys.readouterr().out
+    assert main(["explain", "512", "512", "512", "--dtype", "s8"]) == 0
+    assert "runs XLA's dot_general, because the result of int8 and int8 requires int32" in capsys.readouterr().out
+
+
+def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "explain 512 512 512 --dtype e4m3 --b-dtype e5m2 --b-major k --device b200"
+    assert main([*command.split(), "--out-dtype", "bf16"]) == 0
+    assert capsys.readouterr().out.startswith("512x512x512 float8_e4m3fn*float8_e5m2->bfloat16")
+    assert main(command.split()) == 2
+    assert "`--out-dtype` requires a dtype for operands that differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
         ("explain 0 1 1", "`m` requires at least 1, got 0"),
+        ("explain 1 1", "`k` requires at least 1, got None"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("build --arch sm_80", "`target` requires one of sm_90a, sm_100a, sm_103a, got 'sm_80'"),
         ("build --arch ,", "`--arch` requires at least one of"),

@@ -8,15 +8,23 @@ import jax_bwgemm
 from jax_bwgemm.config import Config, current, report_fallback, resolve
 
 
+@pytest.fixture(autouse=True)
+def _own_default(monkeypatch):
+    monkeypatch.delenv("JAX_BWGEMM_COMPILE_MISSING")
+
+
 def test_defaults():
-    assert current() == Config("warn", None)
+    assert current() == Config("warn", None, "off", "auto")
 
 
 def test_environment(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "error")
     monkeypatch.setenv("JAX_BWGEMM_DEVICE", "b200")
     monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100a")
-    assert current() == Config("error", "b200", "sm_100a")
+    monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")
+    assert current() == Config("error", "b200", "sm_100a", "never")
+    with jax_bwgemm.config(compile_missing="auto"):
+        assert current() == Config("error", "b200", "sm_100a", "auto")
 
 
 def test_block_overrides_environment_and_nests(monkeypatch):
@@ -58,11 +66,13 @@ def test_bad_values():
         resolve(None, None, "sm_80")
     with pytest.raises(ValueError, match=r"`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"):
         resolve(None, "b200", "sm_90a")
+    with pytest.raises(ValueError, match=r"`compile_missing` requires one of auto, never, got 'always'"):
+        resolve(None, None, None, "always")
 
 
 def test_bad_environment_is_named(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "loud")
-    with pytest.raises(ValueError, match="got 'loud', from JAX_BWGEMM_ON_FALLBACK, JAX_BWGEMM_DEVICE or JAX"):
+    with pytest.raises(ValueError, match="got 'loud', from JAX_BWGEMM_ON_FALLBACK or JAX_BWGEMM_DEVICE or JAX"):
         current()
 
 

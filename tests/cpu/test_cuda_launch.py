@@ -22,9 +22,12 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
 ]
 OK, INVALID_ARGUMENT, FAILED_PRECONDITION, INTERNAL = 0, 3, 9, 13
+NON_PORTABLE = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 VARIANT = "sm_90a_variant"
 CUBIN = b"\x7fELF" + bytes(range(256)) * 4
 A, B, OUT, BIAS, STREAM = 0x7F0000000000, 0x7F0000100000, 0x7F0000200010, 0x7F0000300020, 0x5000
+RESIDUAL = 0x7F0000400030
+POINTERS = {"a": A, "b": B, "out": OUT, "bias": BIAS, "residual": RESIDUAL}
 
 
 class KernelNames(ctypes.Structure):
@@ -37,6 +40,7 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("smem_bytes", ctypes.c_uint32),
         ("cluster", ctypes.c_uint32 * 3),
+        ("pdl", ctypes.c_int32),
         ("param_bytes", ctypes.c_int32),
         ("stream", ctypes.c_uint64),
         ("function", ctypes.c_uint64),
@@ -53,6 +57,7 @@ class Machine:
         (self.artifacts / f"{VARIANT}.cubin").write_bytes(CUBIN)
         self.driver = ctypes.CDLL(shutil.copy(fake, directory / "libcuda.so.1"))
         self.driver.fake_launch.restype = ctypes.POINTER(Launch)
+        self.driver.fake_occupancy_cluster.restype = ctypes.POINTER(ctypes.c_uint32)
         self.library = ctypes.CDLL(shutil.copy(ffi._load()._name, directory / "library.so"))
         self.library.jbw_execute_count.restype = ctypes.c_uint64
         self.set_directories(self.artifacts)
@@ -77,8 +82,8 @@ class Machine:
     def initialize(self, call: ctypes.c_void_p, request: ffi.LaunchRequest, device: int = 0) -> tuple[int, str]:
         return self._status(self.library.jbw_call_initialize, call, device, ctypes.byref(request))
 
-    def execute(self, call: ctypes.c_void_p, device: int = 0, a: int = A, b: int = B, out: int = OUT, bias: int = BIAS):
-        pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, a, b, out, bias)]
+    def execute(self, call: ctypes.c_void_p, device: int = 0, **pointers_: int) -> tuple[int, str]:
+        pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, *(POINTERS | pointers_).values())]
         return self._status(self.library.jbw_call_execute, call, device, *pointers)
 
     def ready(self, request: ffi.LaunchRequest) -> ctypes.c_void_p:
@@ -119,15 +124,17 @@ def _read_map(params: bytes, offset: int) -> dict[str, object]:
 
 
 def test_a_launch(machine: Machine) -> None:
-    request = ffi_cases.request(dtypes=("float16", "float16", "float32"), has_bias=True)
+    request = ffi_cases.request(dtypes=("float16", "float16", "float32"), has_bias=True, a_l2=2, b_l2=1)
     call = machine.ready(request)
     assert machine.execute(call) == (OK, "")
     launch = machine.launch()
     assert (list(launch.grid), list(launch.block)) == ([2, 1, 24], [384, 1, 1])
-    assert (list(launch.cluster), launch.smem_bytes) == ([2, 1, 1], 232448)
-    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 3 * 128 + 9 * 4 + 8)
+    assert (list(launch.cluster), launch.pdl, launch.smem_bytes) == ([2, 1, 1], 0, 232448)
+    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 3 * 128 + 9 * 4 + 3 * 8)
     params = bytes(launch.params)[: launch.param_bytes]
-    assert struct.unpack_from("<8ifQ", params, 384) == (1000, 520, 4096, 2, 1, 1, 8, 1, 0.5, BIAS)
+    assert struct.unpack_from("<8i2QfQ", params, 384) == (
+        1000, 520, 4096, 2, 1, 1, 8, 1, 0x14F0000000000000, 0x12F0000000000000, 0.5, BIAS
+    )  # fmt: skip
     common = {"rank": 3, "interleave": 0, "swizzle": 3, "l2_promotion": 2, "oob": 0}
     assert _read_map(params, 0) == common | {
         "address": A, "dims": (4096, 1000, 2), "strides": (8192, 8192000), "box": (64, 128, 1), "dtype": 6
@@ -139,6 +146,95 @@ def test_a_launch(machine: Machine) -> None:
         "address": OUT, "dims": (520, 1000, 2), "strides": (2080, 2080000), "box": (32, 64, 1), "dtype": 7
     }  # fmt: skip
     machine.library.jbw_call_destroy(call)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_residual(machine: Machine, has_bias: bool) -> None:
+    request = ffi_cases.request(has_bias=has_bias, has_residual=True)
+    call = machine.ready(request)
+    assert machine.execute(call, **({} if has_bias else {"bias": 6})) == (OK, "")
+    params = bytes(machine.launch().params)
+    out, residual = (_read_map(params, offset) for offset in (256, 384))
+    assert (out["address"], residual["address"]) == (OUT, RESIDUAL)
+    assert residual == out | {"address": RESIDUAL}
+    assert struct.unpack_from("<3i", params, 512) == (1000, 520, 4096)
+    assert machine.calls("cuTensorMapEncodeTiled") == 4
+    machine.driver.fake_fail(b"cuTensorMapEncodeTiled", 700)
+    assert machine.execute(call)[0] == INTERNAL
+
+
+@pytest.mark.parametrize(("cluster_m", "cluster"), [(1, [0, 0, 0]), (2, [2, 1, 1])])
+def test_a_kernel_may_start_before_the_one_before_it_ends(machine: Machine, cluster_m: int, cluster: list[int]) -> None:
+    call = machine.ready(ffi_cases.request(cluster_m=cluster_m, pdl=1))
+    assert machine.execute(call) == (OK, "")
+    launch = machine.launch()
+    assert (launch.pdl, list(launch.cluster)) == (1, cluster)
+
+
+def test_a_cluster_that_divides_k(machine: Machine) -> None:
+    machine.driver.fake_set(b"clusters", 5)
+    call = machine.ready(ffi_cases.request(cluster_m=1, cluster_k=4))
+    assert machine.driver.fake_occupancy_cluster()[:3] == [1, 1, 4]
+    assert machine.execute(call) == (OK, "")
+    assert (list(machine.launch().cluster), list(machine.launch().grid)) == ([1, 1, 4], [1, 1, 20])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "allowed"), [((4, 2, 1), -1), ((2, 1, 4), -1), ((4, 4, 1), 1), ((2, 1, 8), 1), ((1, 1, 16), 1)]
+)
+def test_large_clusters_are_allowed_first(machine: Machine, cluster: tuple[int, int, int], allowed: int) -> None:
+    """The fake driver refuses to count or to launch more than 8 CTAs that were not."""
+    fields = dict(zip(("cluster_m", "cluster_n", "cluster_k"), cluster, strict=True))
+    call = machine.ready(ffi_cases.request(**fields))
+    assert [machine.driver.fake_kernel_attribute(device, NON_PORTABLE) for device in (0, 1)] == [allowed, -1]
+    assert machine.execute(call) == (OK, "")
+    assert tuple(machine.launch().cluster) == cluster
+
+
+def test_a_device_without_room_for_a_large_cluster(machine: Machine) -> None:
+    request = ffi_cases.request(cluster_m=4, cluster_n=4)
+    _, _, call = machine.create(request)
+    machine.driver.fake_set(b"clusters", 0)
+    code, sentence = machine.initialize(call, request)
+    assert code == FAILED_PRECONDITION
+    assert f"kernel `{VARIANT}` requires room for a cluster of 4x4x1 CTAs on device 0, got 0" in sentence
+    machine.driver.fake_fail_attribute(NON_PORTABLE, 801)
+    code, sentence = machine.initialize(call, request)
+    assert code == FAILED_PRECONDITION
+    assert f"kernel `{VARIANT}` requires a cluster of 4x4x1 CTAs on device 0, got CUDA_ERROR_FAKE (as told)" in sentence
+
+
+@pytest.mark.parametrize(("dtype", "bytes_"), [("bfloat16", 2), ("float32", 4), ("float8_e5m2", 1)])
+def test_threads_store_to_a_pointer(machine: Machine, dtype: str, bytes_: int) -> None:
+    """No tensor map, so any row pitch and any address that elements may have."""
+    request = ffi_cases.request(m=7, n=5, dtypes=("bfloat16", "bfloat16", dtype), has_bias=True, store="threads")
+    request.b.dims[2] = 8
+    call = machine.ready(request)
+    assert machine.execute(call, out=OUT + 3 * bytes_) == (OK, "")
+    params = bytes(machine.launch().params)[: machine.launch().param_bytes]
+    assert struct.unpack_from("<Q2i", params, 256) == (OUT + 3 * bytes_, 7, 5)
+    assert _read_map(params, 128)["dims"] == (8, 4096, 2)
+    assert machine.calls("cuTensorMapEncodeTiled") == 2
+    if bytes_ > 1:
+        code, sentence = machine.execute(call, out=OUT + 1)
+        assert (code, f"`out` requires a pointer aligned to {bytes_} bytes" in sentence) == (INVALID_ARGUMENT, True)
+
+
+def test_tf32_operands_and_their_swizzle(machine: Machine) -> None:
+    request = ffi_cases.request(majors="mn", dtypes=("float32", "float32", "float32"))
+    request.swizzle_atom_bytes[0] = request.swizzle_atom_bytes[1] = 32
+    assert machine.execute(machine.ready(request)) == (OK, "")
+    maps = [_read_map(bytes(machine.launch().params), at) for at in (0, 128, 256)]
+    # TFLOAT32, 128B_ATOM_32B for what is loaded; FLOAT32, 128B for what is stored
+    assert [(m["dtype"], m["swizzle"]) for m in maps] == [(11, 4), (11, 4), (7, 3)]
+
+
+def test_integer_operands(machine: Machine) -> None:
+    request = ffi_cases.request(n=521, k=4000, majors="kk", dtypes=("int8", "uint8", "int32"), c_major="m")
+    assert machine.execute(machine.ready(request)) == (OK, "")
+    maps = [_read_map(bytes(machine.launch().params), at) for at in (0, 128, 256)]
+    assert [(m["dtype"], m["box"]) for m in maps] == [(0, (128, 128, 1)), (0, (128, 128, 1)), (3, (32, 64, 1))]
+    assert maps[2]["dims"] == (1000, 521, 2)
 
 
 def test_a_single_cta_is_launched_without_a_cluster(machine: Machine) -> None:
@@ -162,9 +258,9 @@ def test_addresses_change_between_executes(machine: Machine) -> None:
         assert _read_map(bytes(machine.launch().params), 0)["address"] == a
 
 
-@pytest.mark.parametrize("operand", ["a", "b", "out", "bias"])
+@pytest.mark.parametrize("operand", ["a", "b", "out", "bias", "residual"])
 def test_a_misaligned_pointer(machine: Machine, operand: str) -> None:
-    call = machine.ready(ffi_cases.request(has_bias=True))
+    call = machine.ready(ffi_cases.request(has_bias=True, has_residual=True))
     code, sentence = machine.execute(call, **{operand: A + 6})
     assert code == INVALID_ARGUMENT
     assert f"`{operand}` requires a pointer aligned to 16 bytes, got 0x7f0000000006" in sentence
@@ -281,7 +377,7 @@ def test_shapes_are_checked_as_soon_as_they_are_known(machine: Machine) -> None:
         ("cuLibraryLoadData", FAILED_PRECONDITION, "from a driver of CUDA 13.0: update the driver"),
         ("cuLibraryGetKernel", INTERNAL, "requires a symbol kernel_entry, got CUDA_ERROR_FAKE (as told): rebuild"),
         ("cuKernelSetAttribute", FAILED_PRECONDITION, "requires 232448 bytes of shared memory on device 0"),
-        ("cuOccupancyMaxActiveClusters", FAILED_PRECONDITION, "requires room for a cluster of 2x1 CTAs on device 0"),
+        ("cuOccupancyMaxActiveClusters", FAILED_PRECONDITION, "requires room for a cluster of 2x1x1 CTAs on device 0"),
     ],
 )
 def test_initialize_says_what_failed_and_may_be_repeated(

@@ -128,24 +128,35 @@ def test_einsum(expression, shapes):
 DIMS = (((1,), (0,)), ((), ()))
 
 
-@pytest.mark.parametrize("dtypes", [*itertools.product(("float32", "bfloat16", "int8"), repeat=2)])
-def test_other_dtypes_are_laxs(dtypes):
-    x, y = (z.astype(d) for z, d in zip(integers((4, 8), (8, 6)), dtypes, strict=True))
-    policy = "ignore" if dtypes == ("bfloat16",) * 2 else "warn"
-    if policy == "ignore":
-        got = jax_bwgemm.dot_general(x, y, DIMS, on_fallback=policy)
-    else:
-        with pytest.warns(jax_bwgemm.FallbackWarning, match="operands require bfloat16 or float16, both the same"):
-            got = jax_bwgemm.dot_general(x, y, DIMS)
-    want = lax.dot_general(x, y, DIMS)
+ALL_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
+OURS = {("float32",) * 2, ("bfloat16",) * 2, *itertools.product(ALL_DTYPES[2:4], repeat=2)}
+
+
+@pytest.mark.parametrize("preferred", [None, "float16", "int32"])
+@pytest.mark.parametrize("dtypes", [*itertools.product(ALL_DTYPES, repeat=2)], ids="-".join)
+def test_every_dtype_is_laxs(dtypes, preferred):
+    """Values and dtypes, whether it is a kernel's product or handed over; `uint8` gets the magnitudes."""
+    operands = (jnp.abs(z) if d == "uint8" else z for z, d in zip(integers((4, 8), (8, 6)), dtypes, strict=True))
+    x, y = (z.astype(d) for z, d in zip(operands, dtypes, strict=True))
+    ints = set(dtypes) <= {"int8", "uint8"}
+    is_ours = preferred == "int32" if ints else dtypes in OURS and preferred != "int32"
+    reason = "its kernels need CUDA, got cpu" if is_ours else "operands require|the result of .* requires"
+    with pytest.warns(jax_bwgemm.FallbackWarning, match=reason):
+        got = jax_bwgemm.dot_general(x, y, DIMS, preferred_element_type=preferred)
+    want = lax.dot_general(x, y, DIMS, preferred_element_type=preferred)
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got, want)
 
 
 def test_algorithms_and_shardings_are_laxs():
     x, y = integers((4, 8), (8, 6))
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="`precision` requires a lax.Precision, got"):
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="`precision` requires BF16_BF16_F32 or DEFAULT for bfloat16"):
+        jax_bwgemm.dot_general(x, y, DIMS, lax.DotAlgorithmPreset.BF16_BF16_F32_X3, jnp.float32)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="its kernels need CUDA"):
         jax_bwgemm.dot_general(x, y, DIMS, lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32)
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="requires a `precision` below highest, got highest"):
+        jax_bwgemm.dot_general(x, y, DIMS, "highest")
 
 
 @pytest.mark.parametrize("dims", [(((1,), (1,)), ((), ())), (((2,), (0,)), ((), ()))])

@@ -22,32 +22,43 @@ import pytest
 from jax_bwgemm import ffi
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.artifacts import PARAM_KINDS
-from jax_bwgemm.problem import DTYPE_BYTES
-from jax_bwgemm.tile import STORE_SWIZZLE_BYTES, SWIZZLE_BYTES, Tile, load_box, num_threads, smem_bytes, store_box
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.tile import Tile, num_threads, smem_bytes
+from jax_bwgemm.variant import Variant, tma_boxes
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
 
 HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parent.parent
-M, N, K, BATCH = 264, 520, 200, 3
+M, N, K, BATCH = 272, 528, 208, 3
 ALPHA = 0.75
 ADDRESSES = {"a": 0x7F0000001000, "b": 0x7F0010002000, "c": 0x7F0020003000, "bias": 0x7F0030004000}
 INTS = {
     "m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0,
     "raster_group": 5, "raster_along_n": 1,
 }  # fmt: skip
-DESCRIPTOR_TYPES = {6: "float16", 7: "float32", 10: "bfloat16"}  # bits 7-10 of the flags word of a tensor map
+POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000}  # evict_last, evict_first
+SIZES = {"tma_a": 128, "tma_b": 128, "tma_c": 128, "c": 8, "a_policy": 8, "b_policy": 8, "bias": 8}  # others: 4
+# Bits 7-10 of the flags word of a tensor map, as a CUtensorMapDataType; CuTeDSL stores int32 as UINT32, the same bits
+DESCRIPTOR_TYPES = {0: 0, 2: 3, 6: 6, 7: 7, 10: 9}
+TFLOAT32, TF32_FLAG, ATOM_32_FLAG = 11, 1 << 16, 1 << 19
 DESCRIPTOR_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 
+BF16, F16, F32 = "bfloat16", "float16", "float32"
+PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
 VARIANTS = [
-    Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 256, cluster_m=2), "scale_bias"),
-    Variant("sm_90a", "float16", "float16", "float32", "m", "k", Tile(64, 128), "identity"),
-    Variant("sm_90a", "bfloat16", "bfloat16", "float16", "m", "n", Tile(128, 128, cluster_n=2), "bias"),
-    Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "k", Tile(128, 256), "scale"),
-    Variant(
-        "sm_100a", "float16", "float16", "float32", "m", "n", Tile(256, 256, cta_group=2, cluster_m=2), "scale_bias"
-    ),
+    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2), "scale_bias"),
+    Variant("sm_90a", F16, F16, F32, "m", "k", Tile(64, 128)),
+    Variant("sm_90a", BF16, BF16, F16, "m", "n", Tile(128, 128, cluster_n=2), "bias"),
+    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 128), store="threads"),
+    Variant("sm_100a", BF16, BF16, BF16, "k", "k", Tile(128, 256), "scale"),
+    Variant("sm_100a", F16, F16, F32, "m", "n", PAIR, "scale_bias"),
+    Variant("sm_100a", BF16, BF16, F32, "k", "n", Tile(128, 128), "scale_bias", store="threads"),
+    Variant("sm_100a", BF16, BF16, BF16, "k", "n", PAIR, c_major="m"),
+    Variant("sm_100a", BF16, BF16, BF16, "k", "n", Tile(128, 128, cluster_k=4)),
+    Variant("sm_100a", BF16, BF16, BF16, "k", "n", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
+    Variant("sm_100a", F32, F32, F32, "m", "n", Tile(128, 128, 32)),
+    Variant("sm_100a", "float8_e4m3fn", "float8_e5m2", F16, "k", "k", Tile(128, 128, 128)),
+    Variant("sm_100a", "int8", "uint8", "int32", "k", "n", Tile(128, 128, 128)),
 ]
 
 
@@ -56,9 +67,9 @@ class _Tensor(ctypes.Structure):
 
 
 def _params(variant: Variant) -> list[tuple[str, int]]:
-    kinds = [("tma_a", 128), ("tma_b", 128), ("tma_c", 128), *((name, 4) for name in INTS)]
-    kinds += [("alpha", 4)] if "scale" in variant.epilogue else []
-    return kinds + ([("bias", 8)] if "bias" in variant.epilogue else [])
+    kinds = ["tma_a", "tma_b", "tma_c" if variant.store == "tma" else "c", *INTS, *POLICIES]
+    kinds += [kind for kind, step in (("alpha", "scale"), ("bias", "bias")) if step in variant.epilogue]
+    return [(kind, SIZES.get(kind, 4)) for kind in kinds]
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda v: v.name)
@@ -94,8 +105,9 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
     arguments = [
         tensor("a", M, K, BATCH, variant.a_major == "k"),
         tensor("b", N, K, 1, variant.b_major == "k"),
-        tensor("c", M, N, BATCH, True),
+        tensor("c", M, N, BATCH, variant.c_major == "n"),
         *(ctypes.c_int32(value) for value in INTS.values()),
+        *(ctypes.c_int64(value) for value in POLICIES.values()),
         ctypes.c_float(ALPHA),
         ctypes.c_uint64(ADDRESSES["bias"]),
         ctypes.c_int32(0),
@@ -107,8 +119,7 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
 
 
 def _our_plan(variant: Variant) -> ffi.LaunchPlan:
-    tile, in_bytes = variant.tile, DTYPE_BYTES[variant.a_dtype]
-    params, offset = [], 0
+    tile, params, offset = variant.tile, [], 0
     for kind, size in _params(variant):
         align = min(size, 64)
         offset = -(-offset // align) * align
@@ -116,36 +127,29 @@ def _our_plan(variant: Variant) -> ffi.LaunchPlan:
         offset += size
     a_shape = (BATCH, M, K) if variant.a_major == "k" else (BATCH, K, M)
     b_shape = (1, K, N) if variant.b_major == "n" else (1, N, K)
-    has_bias = "bias" in variant.epilogue
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     request = ffi.LaunchRequest(
         a=ffi.Buffer.of(variant.a_dtype, a_shape),
         b=ffi.Buffer.of(variant.b_dtype, b_shape),
-        out=ffi.Buffer.of(variant.out_dtype, (BATCH, M, N)),
-        bias=ffi.Buffer.of(variant.out_dtype, (N,)) if has_bias else ffi.Buffer.none(),
-        a_major=ord(variant.a_major),
-        b_major=ord(variant.b_major),
-        cta_m=tile.cta_m,
-        mma_n=tile.mma_n,
-        cluster_m=tile.cluster_m,
-        cluster_n=tile.cluster_n,
+        out=ffi.Buffer.of(variant.out_dtype, (BATCH, M, N) if variant.c_major == "n" else (BATCH, N, M)),
+        bias=ffi.Buffer.of(variant.out_dtype, (N,)) if "bias" in variant.epilogue else ffi.Buffer.none(),
+        **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
+        **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
         num_threads=num_threads(tile, variant.target),
-        smem_bytes=smem_bytes(tile, in_bytes, arch.smem_bytes),
+        smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch),
         raster_group=INTS["raster_group"],
         raster_along_n=INTS["raster_along_n"],
+        a_l2=ffi.L2_CODES["evict_last"],
+        b_l2=ffi.L2_CODES["evict_first"],
         alpha=ALPHA,
         param_bytes=offset,
         num_params=len(params),
         max_active_clusters=64,
     )
-    boxes = (
-        load_box(tile, "a", variant.a_major, in_bytes),
-        load_box(tile, "b", variant.b_major, in_bytes),
-        store_box(tile, variant.out_dtype, variant.target),
-    )
-    for i, box in enumerate(boxes):
-        request.box[i][:] = [*box, 1]
-        request.swizzle_bytes[i] = STORE_SWIZZLE_BYTES if i == 2 else SWIZZLE_BYTES
+    for operand, (box, swizzle_bytes, swizzle_atom_bytes) in tma_boxes(variant).items():
+        i = "abc".index(operand)
+        request.box[i][:] = box
+        request.swizzle_bytes[i], request.swizzle_atom_bytes[i] = swizzle_bytes, swizzle_atom_bytes
     request.params[: len(params)] = params
     return ffi.launch_plan(request)
 
@@ -169,8 +173,8 @@ def test_parameter_bytes(launched: tuple[Variant, ctypes.CDLL]) -> None:
         align = min(size, 64)
         offset = -(-offset // align) * align
         expected = bytes(theirs[i])[:size]
-        if kind == "bias":  # the launcher writes the address at each launch
-            assert struct.unpack("<Q", expected)[0] == ADDRESSES["bias"]
+        if kind in ("c", "bias"):  # the launcher writes the address at each launch
+            assert struct.unpack("<Q", expected)[0] == ADDRESSES[kind]
         elif not kind.startswith("tma"):
             assert ours[offset : offset + size] == expected, kind
         offset += size
@@ -180,13 +184,13 @@ def test_tensor_maps(launched: tuple[Variant, ctypes.CDLL]) -> None:
     variant, library = launched
     plan = _our_plan(variant)
     theirs = (ctypes.c_ubyte * 128 * 32).in_dll(library, "jbw_params")
-    dtypes = (variant.a_dtype, variant.b_dtype, variant.out_dtype)
-    for i, (operand, dtype) in enumerate(zip("abc", dtypes, strict=True)):
+    for i, operand in enumerate(tma_boxes(variant)):
         decoded = _decode(bytes(theirs[i]))
         spec = plan.tensor_maps[i]
         assert decoded["address"] == ADDRESSES[operand]
-        assert decoded["dtype"] == dtype
+        assert decoded["data_type"] == spec.data_type
         assert decoded["swizzle_bytes"] == spec.swizzle_bytes
+        assert decoded["swizzle_atom_bytes"] == spec.swizzle_atom_bytes
         assert decoded["dims"] == tuple(spec.dims)
         assert decoded["box"] == tuple(spec.box)
         assert decoded["stride_bytes"] == tuple(spec.stride_bytes), operand
@@ -198,8 +202,9 @@ def _decode(raw: bytes) -> dict[str, Any]:
     assert (flags >> 4 & 7) + 1 == 3
     return {
         "address": struct.unpack_from("<Q", raw, 0)[0],
-        "dtype": DESCRIPTOR_TYPES[flags >> 7 & 15],
+        "data_type": TFLOAT32 if flags & TF32_FLAG else DESCRIPTOR_TYPES[flags >> 7 & 15],
         "swizzle_bytes": DESCRIPTOR_SWIZZLES[flags >> 13 & 3],
+        "swizzle_atom_bytes": 32 if flags & ATOM_32_FLAG else 16,
         "stride_bytes": tuple(16 * stride for stride in struct.unpack_from("<2I", raw, 12)),
         "dims": tuple(size + 1 for size in struct.unpack_from("<3I", raw, 32)),
         "box": tuple(size + 1 for size in raw[55:58]),

@@ -16,13 +16,14 @@ from jax_bwgemm import ffi
 
 needs_library = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 ATTRIBUTES: dict[str, Any] = dict(
-    variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64, a_major="k", b_major="n",
+    variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64, a_major="k", b_major="n", c_major="n",
     **{name: np.int32(value) for name, value in dict(
-        cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, num_threads=384, smem_bytes=232448, raster_group=8,
-        raster_along_n=0, param_bytes=384,
+        cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448,
+        raster_group=8, raster_along_n=0, a_l2=2, b_l2=1, pdl=1, param_bytes=384,
     ).items()},
     alpha=np.float32(1), a_box=np.array([64, 128, 1], np.int32), b_box=np.array([64, 128, 1], np.int32),
     c_box=np.array([64, 64, 1], np.int32), swizzle_bytes=np.array([128] * 3, np.int32),
+    swizzle_atom_bytes=np.array([16] * 3, np.int32),
     params=np.array([0, 0, 128, 1, 128, 128, 2, 256, 128], np.int32),
 )  # fmt: skip
 
@@ -134,7 +135,19 @@ def test_every_attribute_is_required(cpu_target: str, missing: str) -> None:
         (dict(b_major="m"), "`b_major` requires 'n' or 'k', got 'm'"),
         (dict(params=np.zeros(4, np.int32)), "requires (kind, offset, size) of at most 16 leaves, got 4 numbers"),
         (dict(params=np.zeros(51, np.int32)), "of at most 16 leaves, got 51 numbers"),
-        (dict(cluster_n=np.int32(0)), "`cluster_n` requires 1..8, got 0"),
+        (dict(cluster_n=np.int32(0)), "`cluster_n` requires 1..16, got 0"),
+        (dict(cluster_k=np.int32(16)), "`cluster_m * cluster_n * cluster_k` requires 1..16, got 32"),
+        (
+            dict(
+                params=np.array([0, 0, 128, 1, 128, 128, 3, 256, 128, 4, 384, 8], np.int32), param_bytes=np.int32(392)
+            ),
+            "`tma_r` requires `tma_c`, whose box it has, got `c`",
+        ),
+        (dict(c_major="k"), "`c_major` requires 'n' or 'm', got 'k'"),
+        (dict(a_l2=np.int32(3)), "`a_l2` requires 0..2, got 3"),
+        (dict(pdl=True), "attribute `pdl` requires an int32, got another type"),
+        (dict(swizzle_atom_bytes=np.zeros(2, np.int32)), "attribute `swizzle_atom_bytes` requires 3 int32, got 2"),
+        (dict(swizzle_atom_bytes=np.zeros(3, np.int32)), "`swizzle_atom_bytes` of `a` requires 16, or 32 in a span"),
     ],
 )
 def test_an_attribute_that_is_off(cpu_target: str, change: dict[str, Any], sentence: str) -> None:

@@ -69,8 +69,8 @@ def test_nnx(preferred):
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
 
 
-def test_float32_layers_say_so(monkeypatch):
+def test_layers_that_ask_for_more_than_tf32_say_so(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "warn")
-    layer = nn.Dense(24, dot_general=jax_bwgemm.dot_general)
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="got float32 and float32"):
+    layer = nn.Dense(24, dot_general=jax_bwgemm.dot_general, precision="highest")
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="float32 operands are multiplied as TF32, .* got highest"):
         layer.init(jax.random.key(0), jnp.ones((4, 16)))

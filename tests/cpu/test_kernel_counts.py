@@ -8,13 +8,16 @@ from __future__ import annotations
 import pytest
 
 from jax_bwgemm import tile as tiles
-from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.kernels import masks, pipelines
 from jax_bwgemm.tile import SHIPPED_TILES, Tile
 
+B200, H200 = ARCHS["b200"], ARCHS["h200"]
+PAIR_128 = Tile(128, 128, cta_group=2, cluster_m=2)
+DUAL = Tile(256, 256, cta_group=2, cluster_m=2, num_accs=2)
+SPLIT = Tile(128, 128, cluster_k=4)
 SOLO_4X4 = Tile(128, 256, cta_group=1, cluster_m=4, cluster_n=4)
 PAIR_4X4 = Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)
-SMEM_BYTES = ARCHS["b200"].smem_bytes
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,9 @@ def test_arrival_counts() -> None:
     assert pipelines.hopper_empty_arrivals(Tile(64, 128)) == 4
     assert pipelines.acc_empty_arrivals(Tile(128, 256)) == 4
     assert pipelines.acc_empty_arrivals(Tile(256, 256, cta_group=2, cluster_m=2)) == 8
+    assert pipelines.blackwell_empty_arrivals(SPLIT) == 1  # the other parts of k have stages of their own
+    assert pipelines.split_arrivals(SPLIT, 4) == 16  # four warps of four CTAs
+    assert pipelines.split_arrivals(Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4), 4) == 16  # no peer's warps
 
 
 def test_stores_in_flight() -> None:
@@ -64,26 +70,36 @@ def test_stores_in_flight() -> None:
 
 
 def test_full_bytes() -> None:
-    assert pipelines.full_bytes(Tile(128, 256), 2) == 48 * 1024
-    assert pipelines.full_bytes(Tile(256, 256, cta_group=2, cluster_m=2), 2) == 4 * 16384  # A and B of both CTAs
-    assert pipelines.full_bytes(Tile(64, 128), 2) == 24 * 1024
+    assert pipelines.full_bytes(Tile(128, 256), "bfloat16") == 48 * 1024
+    assert pipelines.full_bytes(Tile(256, 256, cta_group=2, cluster_m=2), "bfloat16") == 4 * 16384  # both CTAs' A and B
+    assert pipelines.full_bytes(Tile(64, 128), "float16") == 24 * 1024
+    assert pipelines.full_bytes(DUAL, "bfloat16") == 2 * (32768 + 16384)  # twice A, B once
+    assert (
+        pipelines.full_bytes(Tile(128, 256, 128), "int8") == 48 * 1024
+    )  # a stage is 128 bytes of k, whatever the dtype
 
 
 @pytest.mark.parametrize(
-    "tile, stages, smem_bytes",
+    "tile, arch, stages, smem_bytes",
     [
-        (Tile(128, 256), 4, 1024 + 4 * 49152 + 32768),
-        (Tile(256, 128), 4, 1024 + 4 * 49152 + 32768),
-        (Tile(128, 128), 6, 1024 + 6 * 32768 + 32768),
-        (Tile(64, 128), 8, 1024 + 8 * 24576 + 16384),
-        (Tile(256, 256, cta_group=2, cluster_m=2), 6, 1024 + 6 * 32768 + 32768),
-        (Tile(256, 128, cta_group=2, cluster_m=2), 8, 1024 + 8 * 24576 + 32768),
+        (Tile(128, 256), H200, 4, 1024 + 4 * 49152 + 32768),
+        (Tile(256, 128), H200, 4, 1024 + 4 * 49152 + 32768),
+        (Tile(128, 128), H200, 6, 1024 + 6 * 32768 + 32768),
+        (Tile(64, 128), H200, 8, 1024 + 8 * 24576 + 16384),
+        (Tile(64, 256, pingpong=True), H200, 4, 1024 + 4 * 40960 + 32768),  # two warpgroups' store buffers, one's A
+        (Tile(128, 256), B200, 4, 1024 + 4 * 49152 + 32768),
+        (Tile(64, 128), B200, 8, 1024 + 8 * 24576 + 16384),
+        (Tile(256, 256, cta_group=2, cluster_m=2), B200, 6, 1024 + 6 * 32768 + 32768),
+        (Tile(256, 128, cta_group=2, cluster_m=2), B200, 8, 1024 + 8 * 24576 + 32768),
+        (PAIR_128, B200, 12, 1024 + 12 * 16384 + 32768),  # two groups of 64-row boxes
+        (DUAL, B200, 4, 1024 + 4 * 49152 + 32768),
+        (Tile(128, 16), B200, 11, 1024 + 11 * 18432 + 16384),  # boxes of 32 bytes
     ],
     ids=str,
 )
-def test_stages_and_shared_memory(tile: Tile, stages: int, smem_bytes: int) -> None:
-    assert tiles.num_stages(tile, 2, SMEM_BYTES) == stages
-    assert tiles.smem_bytes(tile, 2, SMEM_BYTES) == smem_bytes <= 232448
+def test_stages_and_shared_memory(tile: Tile, arch: Arch, stages: int, smem_bytes: int) -> None:
+    assert tiles.num_stages(tile, "bfloat16", "bfloat16", arch) == stages
+    assert tiles.smem_bytes(tile, "bfloat16", "bfloat16", arch) == smem_bytes <= 232448
 
 
 def test_tmem_columns() -> None:
@@ -91,6 +107,33 @@ def test_tmem_columns() -> None:
     assert tiles.tmem_cols(Tile(128, 192)) == 512  # 2 * 192 = 384, rounded up to a power of two
     assert tiles.tmem_cols(Tile(128, 128)) == 256
     assert tiles.tmem_cols(Tile(256, 256, cta_group=2, cluster_m=2)) == 512
+    assert tiles.tmem_cols(PAIR_128) == 128  # 64 columns an accumulator: the other 64 lie in lanes 64..127
+    assert tiles.tmem_cols(Tile(64, 128)) == 256
+    assert tiles.tmem_cols(Tile(128, 16)) == 32
+    assert (tiles.tmem_cols(DUAL), tiles.acc_stages(DUAL)) == (512, 1)  # two MMA tiles of 256 columns, no second turn
+    assert tiles.acc_stages(Tile(256, 128, cta_group=2, cluster_m=2, num_accs=2)) == 2
+
+
+@pytest.mark.parametrize(
+    "tile, target, groups, rows, cols",
+    [
+        (Tile(128, 256), "sm_100a", 1, 128, 32),
+        (Tile(64, 256), "sm_100a", 1, 64, 32),
+        (PAIR_128, "sm_100a", 2, 64, 32),
+        (Tile(128, 32, cta_group=2, cluster_m=2), "sm_100a", 2, 64, 16),  # halves of 16 columns
+        (Tile(128, 256), "sm_90a", 2, 64, 32),
+        (Tile(64, 256), "sm_90a", 1, 64, 32),
+        (Tile(128, 144), "sm_90a", 2, 64, 16),
+    ],
+    ids=str,
+)
+def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int) -> None:
+    assert tiles.store_groups(tile, target) == groups
+    assert tiles.store_rows(tile, target) == rows
+    assert tiles.store_cols(tile, "bfloat16", target) == cols
+    assert tiles.store_box(tile, "bfloat16", "n", target) == (cols, rows)
+    assert tiles.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows
+    assert tiles.store_cols(tile, "float32", target) == 16
 
 
 @pytest.mark.parametrize(
@@ -104,7 +147,22 @@ def test_tmem_columns() -> None:
         (Tile(256, 256, cta_group=2, cluster_m=2), "b", "k", (64, 128)),
         (PAIR_4X4, "b", "k", (64, 64)),
         (PAIR_4X4, "a", "k", (64, 32)),
+        (DUAL, "a", "k", (64, 128)),  # one box for each MMA tile
+        (Tile(128, 32), "b", "n", (32, 64)),  # a swizzle span of 64 bytes
+        (Tile(128, 144), "b", "n", (16, 64)),
     ],
 )
 def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) -> None:
-    assert tiles.load_box(tile, operand, major, 2) == box
+    assert tiles.load_box(tile, operand, major, "bfloat16") == box
+
+
+def test_load_boxes_of_other_dtypes() -> None:
+    assert tiles.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
+    assert tiles.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
+    assert tiles.swizzle_atom_bytes("float32", "n") == 32
+    assert {tiles.swizzle_atom_bytes(*x) for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))} == {16}
+
+
+@pytest.mark.parametrize("tile", [Tile(128, 256), DUAL, SPLIT, Tile(64, 256, pingpong=True)], ids=str)
+def test_a_tile_is_its_text(tile: Tile) -> None:
+    assert Tile.from_str(str(tile)) == tile

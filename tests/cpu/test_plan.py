@@ -1,99 +1,322 @@
-"""The legality rule, one case a clause; what the planner prefers; what `explain` says."""
+"""The legality rule, one case a clause; what the planner prefers, hints and orders."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-import jax_bwgemm
 from jax_bwgemm.arch import ARCHS, by_name, detect
-from jax_bwgemm.cost import cost, fill_cycles, mma_cycles, num_waves
-from jax_bwgemm.plan import candidates, plan, raster
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import SHIPPED_TILES, Tile, why_not, why_not_tile
+from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.plan import L2_HINTS, SWAP_MAX_M, candidates, l2_hints, plan, raster
+from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.tile import SHIPPED_TILES, Tile, k_tile, why_not, why_not_tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM = Problem(4096, 4096, 4096)
+LARGE = Problem(8192, 8192, 8192)
 BEST_H200 = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
+
+# The planner is tested on lists of its own, so that what ships can change without these choices.
+TILES = {
+    "hopper": (
+        *(Tile(128, n, cluster_m=2) for n in (256, 192, 128)),
+        *(Tile(m, n) for m, n in ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128))),
+        *(Tile(m, 128, cluster_k=k) for m, k in ((128, 2), (128, 4), (64, 4))),
+    ),
+    "blackwell": (
+        *(Tile(256, n, cta_group=2, cluster_m=2) for n in (256, 192, 128)),
+        dataclasses.replace(PAIR, num_accs=2),
+        dataclasses.replace(PAIR, cluster_m=4, cluster_n=2),
+        *(Tile(128, n) for n in (256, 128, 64)),
+        *(Tile(128, 128, cluster_k=k) for k in (2, 4)),
+    ),
+}
+NARROW = {
+    "hopper": tuple(Tile(m, n, cluster_k=k) for m in (64, 128) for n in (16, 32, 64) for k in (1, 4)),
+    "blackwell": tuple(Tile(128, n, cluster_k=k) for n in (16, 32, 64) for k in (1, 4)),
+}
 
 
 def changed(**changes):
     return dataclasses.replace(PROBLEM, **changes)
 
 
+def batched(batch, *sizes):
+    return Problem(*sizes, batch, a_batch=batch, b_batch=batch)
+
+
+FP8 = {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "b_major": "k"}
+INT8 = {"a_dtype": "int8", "b_dtype": "uint8", "b_major": "k", "out_dtype": "int32"}
+TF32 = {x: "float32" for x in ("a_dtype", "b_dtype", "out_dtype")}
+
+PROBLEMS = {
+    "sq16384": Problem(16384, 16384, 16384),
+    "sq8192": LARGE,
+    "sq4096": PROBLEM,
+    "sq2048": Problem(2048, 2048, 2048),
+    "sq1024": Problem(1024, 1024, 1024),
+    "short_k": Problem(8192, 8192, 512),
+    "mla_down": Problem(4096, 2112, 7168),
+    "logits": Problem(4096, 128256, 4096),
+    "gemv": Problem(1, 6144, 4096),
+    "decode8": Problem(8, 28672, 4096),
+    "decode16": Problem(16, 14336, 4096),
+    "decode32": Problem(32, 1024, 7168),
+    "decode64_up": Problem(64, 28672, 4096),
+    "decode64_down": Problem(64, 4096, 14336),
+    "decode128": Problem(128, 28672, 8192),
+    "m256": Problem(256, 6144, 4096),
+    "m512": Problem(512, 4096, 14336),
+    "wgrad_deep": Problem(1024, 1024, 65536),
+    "s5000": Problem(5000, 5000, 5000),
+    "odd_vocab": Problem(8192, 50257, 768),
+    "unaligned": Problem(4095, 4097, 4093),
+    "odd": Problem(4095, 4090, 4088),
+    "bias_relu": Problem(4096, 8192, 1024, epilogue=Epilogue(1.0, True, "relu")),
+    "decode16_bias": Problem(16, 14336, 4096, epilogue=Epilogue(1.0, True)),
+    "mlp_up": Problem(8192, 14336, 4096),
+    "mlp_down": Problem(8192, 4096, 14336),
+    "qkv": Problem(4096, 6144, 4096),
+    "gated": Problem(8192, 28672, 4096),
+    "wgrad_f32": Problem(4096, 14336, 8192, a_major="m", out_dtype="float32"),
+    "batch8": batched(8, 1024, 1024, 1024),
+    "batch128": batched(128, 512, 512, 128),
+    "tf32": changed(**TF32),
+    "fp8": dataclasses.replace(LARGE, **FP8),
+    "int8": dataclasses.replace(LARGE, **INT8),
+}
+
+
+def planned(problem, arch):
+    return plan(problem, arch, among=candidates(problem, arch, TILES, NARROW))
+
+
+PAIRS = {"cta_group": 2, "cluster_m": 2}
+
+
+@pytest.mark.parametrize(
+    "tile, problem, arch",
+    [
+        (BEST_H200, PROBLEM, H200),
+        (PAIR, PROBLEM, B200),
+        (Tile(128, 144), PROBLEM, H200),
+        (Tile(64, 16), PROBLEM, H200),
+        (Tile(64, 256, pingpong=True), PROBLEM, H200),
+        (Tile(128, 256, cluster_m=4, cluster_n=4), PROBLEM, B200),
+        (Tile(128, 128, **PAIRS), PROBLEM, B200),
+        (Tile(256, 256, **PAIRS, num_accs=2), PROBLEM, B200),
+        (Tile(128, 128, cluster_k=4), PROBLEM, B200),
+        (Tile(128, 256, k_tile=32), changed(**TF32), B200),
+        (Tile(256, 256, k_tile=128, **PAIRS), changed(**INT8), B200),
+        (BEST_H200, changed(k=4095), H200),
+        (BEST_H200, changed(a_major="m", m=4095), H200),
+        (BEST_H200, changed(n=4095), H200),
+    ],
+)
+def test_legal(tile, problem, arch):
+    assert why_not(tile, problem, arch) is None
+
+
 @pytest.mark.parametrize(
     "tile, problem, arch, sentence",
     [
-        (BEST_H200, PROBLEM, H200, None),
-        (PAIR, PROBLEM, B200, None),
-        (Tile(128, 256, k_tile=32), PROBLEM, H200, "`k_tile` requires 64 elements (128 bytes), got 32"),
-        (Tile(128, 256, cluster_m=3), PROBLEM, H200, "a cluster requires powers of two and at most 8 CTAs, got 3x1"),
         (
-            Tile(128, 256, cluster_m=4, cluster_n=4),
+            Tile(128, 256, k_tile=32),
             PROBLEM,
             H200,
-            "a cluster requires powers of two and at most 8 CTAs, got 4x4",
+            "`k_tile` requires 64 elements (128 bytes), got 32",
         ),
-        (PAIR, PROBLEM, H200, "`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got 2"),
-        (Tile(96, 256), PROBLEM, H200, "`mma_m` requires 64, 128 or 256 on sm_90a, got 96"),
-        (Tile(128, 96), PROBLEM, H200, "`mma_n` requires a multiple of 64 in 64..256 on sm_90a, got 96"),
-        (Tile(256, 256), PROBLEM, H200, "an accumulator requires at most 128 registers a thread, got 256 for 256x256"),
-        (Tile(128, 256, cta_group=3), PROBLEM, B200, "`cta_group` requires 1 or 2, got 3"),
-        (Tile(256, 256), PROBLEM, B200, "`mma_m` requires 128 for cta_group 1, got 256"),
-        (Tile(128, 256, cta_group=2, cluster_m=2), PROBLEM, B200, "`mma_m` requires 256 for cta_group 2, got 128"),
-        (Tile(128, 512), PROBLEM, B200, "`mma_n` requires a multiple of 64 in 64..256 for cta_group 1, got 512"),
         (
-            Tile(256, 192, cta_group=2, cluster_m=2),
+            Tile(128, 256, cluster_m=3),
+            PROBLEM,
+            H200,
+            "a cluster requires powers of two and at most 16 CTAs, got 3x1x1",
+        ),
+        (
+            Tile(128, 256, cluster_m=8, cluster_n=4),
+            PROBLEM,
+            H200,
+            "a cluster requires powers of two and at most 16 CTAs, got 8x4x1",
+        ),
+        (
+            Tile(128, 128, cluster_m=2, cluster_k=2),
+            PROBLEM,
+            H200,
+            "`cluster_k` above 1 requires cluster 1x1 and one accumulator, got 128x128x64_cta1_cluster2x1x2",
+        ),
+        (
+            PAIR,
+            PROBLEM,
+            H200,
+            "`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got 2",
+        ),
+        (
+            Tile(96, 256),
+            PROBLEM,
+            H200,
+            "`mma_m` requires one of (64, 128, 256) on sm_90a, got 96",
+        ),
+        (
+            Tile(128, 100),
+            PROBLEM,
+            H200,
+            "`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got 100",
+        ),
+        (
+            Tile(256, 256),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread, got 256 for 256x256",
+        ),
+        (
+            Tile(128, 256, pingpong=True),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread, got 256 for 128x256",
+        ),
+        (
+            Tile(256, 64, pingpong=True),
+            PROBLEM,
+            H200,
+            "`mma_m` requires one of (64, 128) on sm_90a, got 256",
+        ),
+        (
+            Tile(128, 128, num_accs=2),
+            PROBLEM,
+            H200,
+            "`num_accs` requires 1 on sm_90a (its accumulators are registers), got 2",
+        ),
+        (
+            Tile(128, 256, pingpong=True),
             PROBLEM,
             B200,
-            "`mma_n` requires a multiple of 128 in 128..256 for cta_group 2, got 192",
+            "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True",
         ),
-        (Tile(256, 256, cta_group=2), PROBLEM, B200, "`cluster_m` requires a multiple of cta_group 2, got 1"),
+        (
+            Tile(128, 256, cta_group=3),
+            PROBLEM,
+            B200,
+            "`cluster_m` requires a multiple of cta_group 3, got 1",
+        ),
+        (
+            Tile(256, 256),
+            PROBLEM,
+            B200,
+            "`mma_m` requires one of (64, 128) for cta_group 1, got 256",
+        ),
+        (
+            Tile(64, 256, **PAIRS),
+            PROBLEM,
+            B200,
+            "`mma_m` requires one of (128, 256) for cta_group 2, got 64",
+        ),
+        (
+            Tile(128, 512),
+            PROBLEM,
+            B200,
+            "`mma_n` requires a multiple of 16 in 16..256 for cta_group 1, got 512",
+        ),
+        (
+            Tile(256, 208, **PAIRS),
+            PROBLEM,
+            B200,
+            "`mma_n` requires a multiple of 32 in 32..256 for cta_group 2, got 208",
+        ),
+        (
+            Tile(256, 256, cta_group=2),
+            PROBLEM,
+            B200,
+            "`cluster_m` requires a multiple of cta_group 2, got 1",
+        ),
+        (
+            Tile(64, 128, num_accs=2),
+            PROBLEM,
+            B200,
+            "`num_accs` requires 1, or 2 where an MMA fills the 128 TMEM lanes, got 2 for mma_m 64",
+        ),
+        (
+            Tile(128, 256, num_accs=3),
+            PROBLEM,
+            B200,
+            "`num_accs` requires 1, or 2 where an MMA fills the 128 TMEM lanes, got 3 for mma_m 128",
+        ),
         (
             BEST_H200,
             changed(a_dtype="float32"),
             H200,
-            "operands require bfloat16 or float16, both the same, got float32 and bfloat16",
+            (
+                "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16,"
+                " float16 or float32, both the same, got float32 and bfloat16"
+            ),
         ),
         (
             BEST_H200,
             changed(b_dtype="float16"),
             H200,
-            "operands require bfloat16 or float16, both the same, got bfloat16 and float16",
-        ),
-        (BEST_H200, changed(out_dtype="int8"), H200, "the result requires bfloat16, float16 or float32, got int8"),
-        (BEST_H200, changed(a_major="n"), H200, "majors require a in ('k', 'm') and b in ('n', 'k'), got 'n' and 'n'"),
-        (BEST_H200, changed(m=0), H200, "`m` requires 1..2147483647, got 0"),
-        (BEST_H200, changed(k=2**31), H200, "`k` requires 1..2147483647, got 2147483648"),
-        (
-            BEST_H200,
-            changed(k=4095),
-            H200,
-            "TMA requires a row pitch that is a multiple of 16 bytes, got 8190 bytes for a",
+            (
+                "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16,"
+                " float16 or float32, both the same, got bfloat16 and float16"
+            ),
         ),
         (
             BEST_H200,
-            changed(a_major="m", m=4095),
+            changed(out_dtype="int8"),
             H200,
-            "TMA requires a row pitch that is a multiple of 16 bytes, got 8190 bytes for a",
+            (
+                "the result of bfloat16 and bfloat16 requires bfloat16 or float16 or float32 or float8_e4m3"
+                "fn or float8_e5m2, got int8"
+            ),
+        ),
+        (
+            PAIR,
+            changed(**INT8 | {"out_dtype": "bfloat16"}),
+            B200,
+            "the result of int8 and uint8 requires int32, got bfloat16",
         ),
         (
             BEST_H200,
-            changed(n=4100),
+            changed(a_major="n"),
             H200,
-            "TMA requires a row pitch that is a multiple of 16 bytes, got 8200 bytes for b",
+            "majors require a in ('k', 'm'), b in ('n', 'k') and the result in ('n', 'm'), got 'n', 'n' and 'n'",
         ),
         (
             BEST_H200,
-            changed(n=4100, b_major="k"),
+            changed(**TF32),
             H200,
-            "TMA requires a row pitch that is a multiple of 16 bytes, got 8200 bytes for the result",
+            "sm_90a requires operands of 1 or 2 bytes: its wgmma for TF32 is not built, got float32",
         ),
-        (BEST_H200, changed(n=4100, b_major="k", out_dtype="float32"), H200, None),
+        (
+            Tile(128, 256, k_tile=128),
+            changed(**FP8 | {"b_major": "n"}),
+            H200,
+            "sm_90a requires both operands k-major for 1-byte dtypes (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
+        ),
+        (
+            PAIR,
+            changed(**INT8),
+            ARCHS["b300"],
+            "sm_103a has no tensor core instruction for int8",
+        ),
+        (
+            BEST_H200,
+            changed(m=0),
+            H200,
+            "`m` requires 1..2147483647, got 0",
+        ),
+        (
+            BEST_H200,
+            changed(k=2**31),
+            H200,
+            "`k` requires 1..2147483647, got 2147483648",
+        ),
+        (
+            BEST_H200,
+            changed(c_major="m", epilogue=Epilogue(1.0, True)),
+            H200,
+            "a bias requires an n-major result, got c_major 'm'",
+        ),
     ],
 )
 def test_why_not(tile, problem, arch, sentence):
@@ -102,22 +325,20 @@ def test_why_not(tile, problem, arch, sentence):
 
 def test_pipeline_needs_three_stages():
     small = dataclasses.replace(H200, smem_bytes=96 * 1024)
-    assert (
-        why_not_tile(BEST_H200, "bfloat16", small)
-        == "a pipeline requires 3 stages in 98304 bytes of shared memory, got 1"
-    )
+    sentence = "a pipeline requires 3 stages in 98304 bytes of shared memory, got 1"
+    assert why_not_tile(BEST_H200, PROBLEM, small) == sentence
 
 
 def test_tmem_is_limited():
-    small = dataclasses.replace(B200, tmem_cols=256)
-    assert why_not_tile(PAIR, "bfloat16", small) == "accumulators require at most 256 TMEM columns, got 512"
+    small = dataclasses.replace(B200, tmem_cols=128)
+    assert why_not_tile(PAIR, PROBLEM, small) == "accumulators require at most 128 TMEM columns, got 256"
 
 
-@pytest.mark.parametrize("arch", ARCHS.values(), ids=str)
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda a: a.name)
 def test_every_shipped_tile_is_legal(arch):
-    for tile in candidates(arch.target):
-        assert why_not(tile, PROBLEM, arch) is None
-        assert Tile.from_str(str(tile)) == tile
+    for candidate in candidates(PROBLEM, arch):
+        assert why_not(candidate.tile, candidate.problem, arch) is None
+        assert Tile.from_str(str(candidate.tile)) == candidate.tile
 
 
 def test_shipped_tiles_are_distinct():
@@ -125,9 +346,73 @@ def test_shipped_tiles_are_distinct():
         assert len(set(tiles)) == len(tiles)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
+def test_plan_is_legal_above_the_roofline_and_repeatable(name, arch):
+    problem = PROBLEMS[name]
+    chosen = planned(problem, arch)
+    assert chosen == planned(problem, arch)
+    assert (chosen.tile is None) == (name == "tf32" and arch is H200)
+    for candidate in chosen.candidates:
+        assert candidate.problem == (problem.transposed if candidate.swapped else problem)
+        assert candidate.tile.k_tile == k_tile(problem.a_dtype)
+        reason = why_not(candidate.tile, candidate.problem, arch)
+        assert (candidate.cost is None) == (reason is not None)
+        if candidate.cost:
+            assert candidate.cost.us >= roofline_us(problem, arch)
+            assert 0 < candidate.cost.utilisation <= 1
+    assert {chosen.a_l2, chosen.b_l2} <= set(L2_HINTS)
+    assert chosen.problem == (problem.transposed if chosen.swapped else problem)
+
+
+CHOICES = {
+    "sq16384": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "sq8192": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "sq4096": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
+    "sq2048": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "sq1024": ("64x128x64_cta1_cluster1x1", "128x64x64_cta1_cluster1x1"),
+    "short_k": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "mla_down": ("128x192x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "logits": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "gemv": ("64x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1x4 swapped"),
+    "decode8": ("128x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1 swapped"),
+    "decode16": ("128x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1 swapped"),
+    "decode32": ("64x32x64_cta1_cluster1x1x4 swapped", "128x16x64_cta1_cluster1x1x4 swapped"),
+    "decode64_up": ("64x256x64_cta1_cluster1x1", "128x64x64_cta1_cluster1x1 swapped"),
+    "decode64_down": ("64x32x64_cta1_cluster1x1 swapped", "128x64x64_cta1_cluster1x1x4 swapped"),
+    "decode128": ("128x256x64_cta1_cluster1x1", "128x256x64_cta1_cluster1x1"),
+    "m256": ("128x128x64_cta1_cluster2x1", "256x128x64_cta2_cluster2x1"),
+    "m512": ("128x128x64_cta1_cluster2x1", "256x128x64_cta2_cluster2x1"),
+    "wgrad_deep": ("128x128x64_cta1_cluster1x1x2", "128x128x64_cta1_cluster1x1x2"),
+    "s5000": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "odd_vocab": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "unaligned": ("128x192x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "odd": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
+    "bias_relu": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "decode16_bias": ("64x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster1x1"),
+    "mlp_up": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "mlp_down": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "qkv": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
+    "gated": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "wgrad_f32": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "batch8": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "batch128": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "tf32": ("None", "256x256x32_cta2_cluster2x1"),
+    "fp8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
+    "int8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_choices(name):
+    """A change here is a change of what users run: argue it with a measurement or a published figure."""
+    plans = [planned(PROBLEMS[name], arch) for arch in (H200, B200)]
+    assert tuple(f"{p.tile}{' swapped' if p.swapped else ''}" for p in plans) == CHOICES[name]
+
+
 def test_large_squares_take_the_widest_reuse():
     assert plan(PROBLEM, H200).tile == BEST_H200
-    assert plan(PROBLEM, B200).tile == PAIR
+    assert plan(LARGE, B200, among=candidates(LARGE, B200, {"blackwell": (Tile(128, 256), PAIR)})).tile == PAIR
 
 
 @pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
@@ -136,34 +421,51 @@ def test_small_products_spread_over_the_sms(arch):
     assert small.mma_m * small.mma_n < 256 * 128 * small.cta_group
 
 
-@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda a: a.name)
-def test_cost_grows_with_every_size(arch):
-    for tile in candidates(arch.target):
-        base = cost(tile, PROBLEM, arch)
-        assert 0 < base.utilisation <= 1
-        for bigger in (changed(m=8192), changed(n=8192), changed(k=8192), changed(batch=2, a_batch=2, b_batch=2)):
-            assert cost(tile, bigger, arch).us > base.us
-        slower = dataclasses.replace(arch, clock_ghz=arch.clock_ghz / 2, memory_tb_per_s=arch.memory_tb_per_s / 2)
-        assert cost(tile, PROBLEM, slower).us > base.us
-        assert num_waves(tile, changed(m=8192), arch) >= num_waves(tile, PROBLEM, arch)
+def test_only_few_rows_without_a_bias_are_swapped():
+    at_most = {m for m in (1, 8, SWAP_MAX_M, SWAP_MAX_M + 1, 128) if _offers_swapped(Problem(m, 4096, 4096))}
+    assert at_most == {1, 8, SWAP_MAX_M}
+    assert not _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(1.0, True)))
+    assert _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(2.0, False, "relu")))
 
 
-def test_cost_facts():
-    assert mma_cycles(Tile(128, 256), 2, H200) == 1024  # 2*128*256*64 FLOP at 4096 a clock
-    assert mma_cycles(PAIR, 2, B200) == 512
-    assert fill_cycles(BEST_H200, 2, H200) * H200.l2_read_bytes_per_clk / 1024 == pytest.approx(32)  # B/clk
-    assert fill_cycles(Tile(128, 256), 2, H200) * H200.l2_read_bytes_per_clk / 1024 == pytest.approx(48)
-    assert fill_cycles(PAIR, 2, B200) * B200.l2_read_bytes_per_clk / 512 == pytest.approx(64)
+def _offers_swapped(problem):
+    return any(c.swapped for c in candidates(problem, B200, TILES, NARROW))
 
 
-def test_memory_bound():
-    assert cost(BEST_H200, Problem(8192, 8192, 64), H200).bound == "memory"
+def test_swapped_plan_is_the_transposed_problem_for_the_kernel():
+    problem = Problem(8, 28672, 4096)
+    chosen = planned(problem, B200)
+    assert chosen.swapped and (chosen.problem.m, chosen.problem.n) == (28672, 8)
+    assert chosen.variant.c_major == "m" and (chosen.variant.a_major, chosen.variant.b_major) == ("m", "k")
+    assert chosen.chosen.swapped and chosen.chosen.tile == chosen.tile
+
+
+def test_swapped_falls_back_to_what_is_built():
+    among = candidates(Problem(8, 28672, 4096), B200, TILES, NARROW)
+    missing = lambda variant: "no cubin" if variant.c_major == "m" else None  # noqa: E731
+    chosen = plan(Problem(8, 28672, 4096), B200, missing=missing, among=among)
+    assert chosen.tile is not None and not chosen.swapped
+    assert any(c.swapped and c.reason == "no cubin" for c in chosen.candidates)
+
+
+def test_large_clusters_win_no_ties():
+    wide = dataclasses.replace(PAIR, cluster_m=4, cluster_n=2)
+    among = candidates(LARGE, B200, {"blackwell": (PAIR, wide)})
+    costs = {c.tile: c.cost for c in plan(LARGE, B200, among=among).candidates}
+    assert costs[wide].l2_bytes < costs[PAIR].l2_bytes and costs[wide].us < 1.05 * costs[PAIR].us
+    assert plan(LARGE, B200, among=among).tile == PAIR
+
+
+def test_split_k_wins_where_few_tiles_meet_a_deep_k():
+    assert planned(PROBLEMS["wgrad_deep"], H200).tile.cluster_k > 1
+    assert planned(Problem(128, 512, 16384), B200).tile.cluster_k > 1
+    assert planned(LARGE, B200).tile.cluster_k == planned(LARGE, H200).tile.cluster_k == 1
 
 
 def test_users_tile():
     tile = Tile(128, 128)
-    chosen = plan(PROBLEM, H200, tile)
-    assert chosen.tile == tile
+    chosen = plan(Problem(8, 4096, 4096), H200, tile)
+    assert chosen.tile == tile and not chosen.swapped
     assert [c.tile for c in chosen.candidates] == [tile]
 
 
@@ -181,9 +483,7 @@ def test_next_legal_candidate_with_a_cubin():
 
 
 def test_ties_go_to_the_tile_that_reads_less():
-    """128x192 is predicted to be 1.5 % faster at this size, for 21 waves of 3/4 against 16."""
-    problem = Problem(8192, 8192, 8192)
-    chosen = plan(problem, H200)
+    chosen = planned(LARGE, H200)
     assert chosen.tile == BEST_H200
     costs = {c.tile: c.cost for c in chosen.candidates}
     tied = [cost for cost in costs.values() if cost.us <= 1.03 * min(c.us for c in costs.values())]
@@ -192,18 +492,51 @@ def test_ties_go_to_the_tile_that_reads_less():
 
 def test_no_candidate():
     assert plan(PROBLEM, H200, missing=lambda v: "no cubin").reason == "no cubin"
-    assert plan(changed(n=4095), H200).reason.startswith("TMA requires a row pitch")
-    assert plan(changed(n=4095), H200).variant is None
+    assert plan(changed(**TF32), H200).reason.startswith("sm_90a requires operands of 1 or 2 bytes")
+    assert plan(changed(**TF32), H200).variant is None
 
 
 @pytest.mark.parametrize("m, n", [(64, 65536), (65536, 64), (8192, 8192), (1, 8), (300, 300)])
-def test_raster(m, n):
+@pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
+def test_raster(m, n, arch):
     problem = Problem(m, n, 512)
-    for tile in candidates("sm_90a"):
-        group, along_n = raster(tile, problem, H200)
-        tiles = -(-n // (tile.cluster_n * tile.mma_n)) if along_n else -(-m // (tile.cluster_m * tile.cta_m))
-        assert along_n == (n > m)
+    for candidate in candidates(problem, arch, TILES, NARROW):
+        tile, seen = candidate.tile, candidate.problem
+        group, along_n = raster(tile, seen, arch)
+        rows = -(-seen.m // (tile.cluster_m * tile.num_accs * tile.mma_m // tile.cta_group))
+        tiles = -(-seen.n // (tile.cluster_n * tile.mma_n)) if along_n else rows
+        assert along_n == (seen.n > seen.m)
         assert 1 <= group <= tiles
+
+
+def test_raster_squares_what_runs_at_once():
+    """The nearest power of two to the rows of a square wave: of 18 clusters of 512x512, sqrt(18); and so on."""
+    assert raster(dataclasses.replace(PAIR, cluster_m=4, cluster_n=2), LARGE, B200) == (4, 0)
+    assert raster(PAIR, LARGE, B200) == (8, 0)  # sqrt(74)
+    assert raster(dataclasses.replace(PAIR, num_accs=2), LARGE, B200) == (8, 0)  # sqrt(74 / 2): 512x256 each
+    assert raster(Tile(128, 128, cluster_k=4), LARGE, B200) == (8, 0)  # sqrt(37) of 128x128
+    assert raster(Tile(128, 128), LARGE, B200) == (16, 0)  # sqrt(148)
+    tall = dataclasses.replace(PAIR, cluster_m=8)  # 1024x256: sqrt(18 / 4)
+    assert raster(tall, LARGE, B200) == (2, 0)
+    assert raster(tall, Problem(8192, 16384, 8192), B200) == (8, 1)  # in columns: sqrt(18 * 4)
+    assert raster(dataclasses.replace(tall, num_accs=2), LARGE, B200) == (2, 0)  # 2048x256: sqrt(18 / 8)
+
+
+@pytest.mark.parametrize(
+    "problem, tile, arch, hints",
+    [
+        (Problem(128, 28672, 8192), Tile(128, 256), B200, ("evict_last", "evict_first")),  # weights are read once
+        (Problem(28672, 128, 8192), Tile(128, 128), B200, ("evict_first", "evict_last")),
+        (LARGE, PAIR, B200, ("normal", "normal")),  # concurrent tiles share both
+        (Problem(128, 1024, 1024), Tile(128, 128), B200, ("normal", "normal")),  # all of it fits
+        (Problem(128, 128, 2**21), Tile(128, 128), B200, ("evict_first", "evict_first")),  # one tile
+        (batched(64, 128, 128, 16384), Tile(128, 128), B200, ("evict_first", "evict_first")),  # a tile a matrix
+        (Problem(128, 128, 16384, 64, b_batch=64), Tile(128, 128), B200, ("evict_last", "evict_first")),  # a is shared
+        (Problem(128, 4096, 2**19), Tile(128, 256), B200, ("normal", "evict_first")),  # a: 134 MB do not fit
+    ],
+)
+def test_l2_hints(problem, tile, arch, hints):
+    assert l2_hints(tile, problem, arch) == hints
 
 
 def test_detect():
@@ -213,81 +546,3 @@ def test_detect():
     assert detect("NVIDIA B300 SXM6 AC", "10.3").name == "b300"
     assert detect("NVIDIA A100", "8.0") == "a device requires compute capability 9.0, 10.0, 10.3, got 8.0 (NVIDIA A100)"
     assert by_name("b200") is B200
-
-
-X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-
-
-def test_explain_hopper(artifacts_dir):
-    text = str(jax_bwgemm.explain(X, X, device="h200"))
-    assert "4096x4096x4096 bfloat16*bfloat16->bfloat16" in text
-    assert "-> 128x256x64_cta1_cluster2x1" in text
-    assert "runs sm_90a_bf16_bf16_bf16_kn_128x256x64_cta1_cluster2x1_identity, whose cubin is present" in text
-    assert "1-CTA; pairs came with Blackwell" in text
-    assert all(str(tile) in text for tile in SHIPPED_TILES["hopper"])
-
-
-def test_explain_blackwell(artifacts_dir):
-    text = str(jax_bwgemm.explain(X, X, device="b200", out_dtype=jnp.float32))
-    assert "runs sm_100a_bf16_bf16_f32_kn_256x256x64_cta2_cluster2x1_identity" in text
-    assert "2-CTA; each CTA of a pair loads half of B (16 KiB a stage)" in text
-
-
-def test_explain_one_cta(artifacts_dir):
-    text = str(jax_bwgemm.explain(X, X, device="b200", tile="128x256x64_cta1_cluster1x1"))
-    assert "the only candidate" in text
-    assert "1-CTA; no pair is predicted to be faster here" in text
-
-
-def test_explain_unaligned(artifacts_dir):
-    text = str(jax_bwgemm.explain(X, jax.ShapeDtypeStruct((4096, 4095), jnp.bfloat16), device="h200"))
-    assert "runs XLA's dot_general, because TMA requires a row pitch" in text
-
-
-def test_explain_without_cubins(no_artifacts):
-    explained = jax_bwgemm.explain(X, X, device="h200")
-    assert explained.variant is None
-    assert "runs XLA's dot_general, because no cubins" in str(explained)
-    assert "128x256x64_cta1_cluster2x1" in str(explained)
-
-
-def test_explain_a_missing_cubin(artifacts_dir, monkeypatch):
-    from jax_bwgemm import artifacts
-
-    find, gone = artifacts.find, (BEST_H200, Tile(256, 128, cluster_n=2))  # two tiles that are predicted alike
-    monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile in gone else find(v))
-    text = str(jax_bwgemm.explain(X, X, device="h200"))
-    assert "cubin not available" in text
-    assert "the best whose cubin is available; 128x256x64_cta1_cluster2x1 would be" in text
-
-
-def test_explain_other_reasons(artifacts_dir):
-    f32 = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    assert "operands require bfloat16 or float16" in str(jax_bwgemm.explain(f32, f32, device="h200"))
-    assert "no CUDA device here; to plan for one, pass `device=`" in str(jax_bwgemm.explain(X, X))
-    empty = jax.ShapeDtypeStruct((4096, 0), jnp.bfloat16)
-    assert "there is nothing to multiply" in str(jax_bwgemm.explain(X, empty, device="h200"))
-    with pytest.raises(ValueError, match="requires the last dimension"):
-        jax_bwgemm.explain(X, jax.ShapeDtypeStruct((8, 8), jnp.bfloat16))
-
-
-def test_explain_takes_arrays_and_tracers(artifacts_dir):
-    seen = []
-    a, bias = jnp.ones((8, 64), jnp.bfloat16), jnp.ones(128, jnp.bfloat16)
-    b = jnp.ones((64, 128), jnp.bfloat16)
-
-    def call(a, b):
-        return seen.append(str(jax_bwgemm.explain(a, b, bias=bias, activation="relu", alpha=2.0, device="h200")))
-
-    call(a, b)
-    jax.make_jaxpr(call)(a, b)
-    assert seen[0] == seen[1]
-    assert "scale_bias_relu" in seen[0]
-
-
-def test_explain_batch_and_vector(artifacts_dir):
-    stack = jax.ShapeDtypeStruct((3, 64, 128), jnp.bfloat16)
-    shared = jax.ShapeDtypeStruct((128, 256), jnp.bfloat16)
-    assert jax_bwgemm.explain(stack, shared, device="h200").problem == Problem(192, 256, 128)
-    vector = jax.ShapeDtypeStruct((128,), jnp.bfloat16)
-    assert jax_bwgemm.explain(stack, vector, device="h200").problem == Problem(1, 192, 128, b_major="k")

@@ -112,6 +112,17 @@ def test_empty(shapes):
             r"`bias` requires a matrix `b`, got a vector",
         ),
         (
+            lambda: jax_bwgemm.matmul(X, W, residual=jnp.ones(16, BF16)),
+            ValueError,
+            r"`residual` requires the result's shape \(4, 16\), got \(16,\); broadcast it first, or add it afterwards",
+        ),
+        (
+            lambda: jax_bwgemm.matmul(jnp.ones((2, 4, 8), BF16), W, residual=jnp.ones((1, 4, 16), BF16)),
+            ValueError,
+            r"`residual` requires the result's shape \(2, 4, 16\), got \(1, 4, 16\)",
+        ),
+        (lambda: jax_bwgemm.matmul(X, W[:, 0], residual=1.0), ValueError, r"the result's shape \(4,\), got \(\)"),
+        (
             lambda: jax_bwgemm.matmul(X, W, activation="gelu"),
             ValueError,
             r"`activation` requires one of \(None, 'relu'\), got 'gelu'",
@@ -133,11 +144,11 @@ def test_errors(call, error, message):
 @pytest.mark.parametrize(
     "dtypes",
     [
-        ("float32", "float32"),
         ("bfloat16", "float16"),
         ("bfloat16", "float32"),
-        ("int8", "int8"),
+        ("int32", "int32"),
         ("int32", "bfloat16"),
+        ("int8", "float8_e4m3fn"),
         ("complex64", "complex64"),
         ("bool", "float32"),
     ],
@@ -146,7 +157,7 @@ def test_other_dtypes_are_jnps_and_say_so(dtypes):
     a, b = X.astype(dtypes[0]), W.astype(dtypes[1])
     with pytest.warns(
         jax_bwgemm.FallbackWarning,
-        match=f"operands require bfloat16 or float16, both the same, got {dtypes[0]} and {dtypes[1]}",
+        match=f"operands require two of float8_e4m3fn and float8_e5m2, .*, got {dtypes[0]} and {dtypes[1]}",
     ):
         got = jax_bwgemm.matmul(a, b)
     want = jnp.matmul(a, b)
@@ -155,13 +166,13 @@ def test_other_dtypes_are_jnps_and_say_so(dtypes):
 
 
 def test_other_output_dtype():
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="the result requires bfloat16, float16 or float32, got int32"):
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="the result of bfloat16 and bfloat16 requires .*, got int32"):
         assert jax_bwgemm.matmul(X, W, out_dtype=jnp.int32).dtype == jnp.int32
 
 
 def test_epilogue_of_other_dtypes():
     got = jax_bwgemm.matmul(
-        X.astype("float32"),
+        X.astype("float16"),
         W.astype("float32"),
         alpha=-0.5,
         bias=jnp.full(16, 3.0),
@@ -174,11 +185,47 @@ def test_epilogue_of_other_dtypes():
     )
 
 
+RESIDUAL_SHAPES = [((4, 8), (8, 16)), ((2, 1, 4, 8), (3, 8, 16)), ((8,), (8, 16)), ((3, 4, 8), (8,)), ((8,), (8,))]
+
+
+@pytest.mark.parametrize("shapes", RESIDUAL_SHAPES, ids=str)
+def test_residual_has_the_results_shape(shapes):
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.integers(-3, 4, shape), BF16) for shape in shapes)
+    want = jnp.matmul(a, b)
+    residual = rng.integers(-9, 10, want.shape)  # cast to the output dtype
+    got = jax_bwgemm.matmul(a, b, residual=residual, on_fallback="ignore")
+    assert got.dtype == BF16
+    np.testing.assert_array_equal(got, want + residual)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float16", "float32"), ("int32", "int32")])
+def test_residual_is_added_behind_the_activation_and_before_the_rounding(dtypes):
+    """A product of 256 and a residual of 1 round to 256 and 257 + 1 in bfloat16, where eight bits are kept."""
+    a, b = jnp.full((4, 8), 4).astype(dtypes[0]), jnp.full((8, 16), 8).astype(dtypes[1])
+    kwargs = {"alpha": -1.0, "activation": "relu", "on_fallback": "ignore"}
+    np.testing.assert_array_equal(jax_bwgemm.matmul(a, b, residual=jnp.full((4, 16), -3.0), **kwargs), -3.0)
+    got = jax_bwgemm.matmul(a, b, bias=jnp.ones(16), residual=jnp.ones((4, 16)), on_fallback="ignore")
+    np.testing.assert_array_equal(got, 258)  # 257 is none of bfloat16
+
+
 def test_result_dtype():
     assert result_dtype(jnp.bfloat16, jnp.bfloat16) == jnp.bfloat16
     assert result_dtype(jnp.bfloat16, jnp.float16) == jnp.float32
     assert result_dtype(jnp.bfloat16, jnp.bfloat16, "float32") == jnp.float32
     assert result_dtype(np.int8, np.int8) == jnp.int8
+    assert result_dtype(np.int8, np.uint8) == jnp.int16
+    assert result_dtype(jnp.float8_e4m3fn, jnp.float8_e4m3fn) == jnp.float8_e4m3fn
+    assert result_dtype(jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16) == jnp.bfloat16
+
+
+@pytest.mark.parametrize("other", ["float8_e5m2", "bfloat16", "float32"])
+def test_operands_that_jax_does_not_promote_need_an_out_dtype(other):
+    a, b = X.astype("float8_e4m3fn"), W.astype(other)
+    with pytest.raises(ValueError, match=f"requires `out_dtype` for operands .*, got float8_e4m3fn and {other}; pass"):
+        jax_bwgemm.matmul(a, b)
+    got = jax_bwgemm.matmul(a, b, out_dtype=jnp.float32, on_fallback="ignore")
+    np.testing.assert_array_equal(got, jnp.matmul(a, b, preferred_element_type=jnp.float32))
 
 
 def test_numpy_operands_and_bias_in_another_dtype():

@@ -1,6 +1,6 @@
 """Compiles variants and runs them in the emulator, against float64, under hostile schedules.
 
-    python -m tests.emu.check_variant --target sm_100a --tile 256,256,64,2,2,1 --majors mk --out float32
+    python -m tests.emu.check_variant --target sm_100a --tile 256x256x64_cta2_cluster2x1 --majors mkn --out float32
     python -m tests.emu.check_variant --target sm_90a --shipped --seeds 2
 
 `--shipped` checks every shipped tile of the target. Exits with 1 if anything fails.
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 import time
@@ -18,27 +19,18 @@ from jax_bwgemm.arch import family
 from jax_bwgemm.emulator import Counters, EmulatorError, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.kernels.compile import compile_variant
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
-from jax_bwgemm.variant import Variant
-from tests.cases import Case
-from tests.cases import check as check_result
-from tests.emu.matmul import Facts, facts_of, run_matmul
+from jax_bwgemm.tile import SHIPPED_TILES, Tile, k_tile
+from jax_bwgemm.variant import Variant, why_not_variant
+from tests.cases import Case, check_case
+from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 
 def compiled(variant: Variant) -> tuple[Module, Facts]:
     """The parsed kernel and its launch facts."""
+    assert why_not_variant(variant) is None, why_not_variant(variant)
     with tempfile.TemporaryDirectory() as dump:
         kernel = compile_variant(variant, Path(dump))
     return parse(kernel.ptx), facts_of(variant, kernel)
-
-
-def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch: int = 1) -> Case:
-    """The problem that exercises all of a variant's epilogue."""
-    return Case(
-        m, n, k, max(a_batch, b_batch), variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major, a_batch,
-        b_batch, 0.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        "relu" if "relu" in variant.epilogue else None,
-    )  # fmt: skip
 
 
 def run_case(
@@ -46,10 +38,11 @@ def run_case(
 ) -> Counters:
     """Raises what the emulator reports, or AssertionError with the error's size."""
     a, b, bias = case.inputs(seed)
+    residual = case.residual(seed)
     out, counters = run_matmul(
-        module, facts, a, b, case.alpha, bias, max_clusters, 2, seed % 2, schedule, strict_tmem_wait=True
+        module, facts, a, b, case.alpha, bias, residual, max_clusters, 2, seed % 2, schedule, strict_tmem_wait=True
     )
-    check_result(out, case.reference(a, b, bias), case.out_dtype)
+    check_case(out, case.reference(a, b, bias, residual), case)
     return counters
 
 
@@ -72,26 +65,25 @@ def check(variant: Variant, shape: tuple[int, int, int], seeds: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="sm_100a")
-    parser.add_argument("--tile", default="256,256,64,2,2,1", help="mma_m,mma_n,k_tile,cta_group,cluster_m,cluster_n")
+    parser.add_argument("--tile", type=Tile.from_str, default=Tile(256, 256, cta_group=2, cluster_m=2))
     parser.add_argument("--shipped", action="store_true")
-    parser.add_argument("--majors", default="kn", help="of a and b")
+    parser.add_argument("--majors", default="knn", help="of a, b and the result")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--b-dtype", help="default: that of a")
     parser.add_argument("--out", default="bfloat16")
     parser.add_argument("--epilogue", default="identity")
-    parser.add_argument("--shape", default="264,520,200", help="m,n,k")
+    parser.add_argument("--store", default="tma")
+    parser.add_argument("--shape", default="264,528,208", help="m,n,k")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
-    tile = Tile(*map(int, args.tile.split(",")))
-    tiles = SHIPPED_TILES[family(args.target)] if args.shipped else (tile,)
-    shape = tuple(map(int, args.shape.split(",")))
-    results = [
-        check(
-            Variant(args.target, args.dtype, args.dtype, args.out, *args.majors, each, args.epilogue),
-            (shape[0], shape[1], shape[2]),
-            args.seeds,
-        )
-        for each in tiles
-    ]
+    tiles = SHIPPED_TILES[family(args.target)] if args.shipped else (args.tile,)
+    m, n, k = map(int, args.shape.split(","))
+    results = []
+    for tile in tiles:
+        own = dataclasses.replace(tile, k_tile=k_tile(args.dtype))
+        dtypes = args.dtype, args.b_dtype or args.dtype, args.out
+        variant = Variant(args.target, *dtypes, *args.majors[:2], own, args.epilogue, args.majors[2], args.store)
+        results.append(check(variant, (m, n, k), args.seeds))
     return 0 if all(results) else 1
 
 

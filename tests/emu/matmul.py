@@ -11,40 +11,49 @@ import numpy as np
 
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.problem import DTYPE_SHORT
+from jax_bwgemm.variant import Variant
+from tests.cases import Case
 
-ELEMENT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+NORMAL = 0x1000000000000000  # an L2 cache policy
+PITCH_BYTES = 16  # what TMA can step over
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a launcher must know. `params`: (kind, size) in order; `tma`: operand -> (box, swizzle bytes)."""
+    """What a launcher must know. `params`: (kind, size) in order; `tma`: operand -> (box, swizzle, atom bytes)."""
 
+    variant: Variant
     params: tuple[tuple[str, int], ...]
     num_threads: int
     smem_bytes: int
-    tma: dict[str, tuple[tuple[int, int, int], int]]
-    cluster: tuple[int, int, int]
-    cta_m: int
-    mma_n: int
-    a_major: str
-    b_major: str
-    out_dtype: str
+    tma: dict[str, tuple[tuple[int, int, int], int, int]]
     entry: str | None = None
 
 
-def operand_map(address: int, array: np.ndarray, box: tuple[int, ...], swizzle: int, name: str) -> TensorMap:
+def operand_map(
+    address: int, array: np.ndarray, box: tuple[int, ...], swizzle: int, atom_bytes: int, name: str
+) -> TensorMap:
     """The map of a row-major (batch, other, contiguous) array."""
     batch, other, contiguous = array.shape
     pitch = contiguous * array.itemsize
+    is_tf32 = array.dtype == np.float32 and name in ("a", "b")
+    element = "tf32" if is_tf32 else DTYPE_SHORT[array.dtype.name]
+    more = {} if atom_bytes == 16 else {"swizzle_atom_bytes": atom_bytes}
     return TensorMap(
-        address,
-        (contiguous, other, batch),
-        (pitch, pitch * other),
-        tuple(box),
-        ELEMENT[array.dtype.name],
-        swizzle,
-        name,
+        address, (contiguous, other, batch), (pitch, pitch * other), tuple(box), element, swizzle, name, **more
     )
+
+
+def padded(array: np.ndarray) -> np.ndarray:
+    """Zeros behind each row until TMA can step over it: what the lowering does."""
+    rest = -array.shape[2] % (PITCH_BYTES // array.itemsize)
+    return np.pad(array, ((0, 0), (0, 0), (0, rest))) if rest else array
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """NaN, or for integers a pattern that no sum is expected to have."""
+    return np.full(shape, -(2**30) - 1, dtype) if dtype == "int32" else np.full(shape, np.nan, np.float32).astype(dtype)
 
 
 def run_matmul(
@@ -54,27 +63,29 @@ def run_matmul(
     b: np.ndarray,
     alpha: float = 1.0,
     bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
     max_clusters: int | None = None,
     raster_group: int = 8,
     raster_along_n: int = 0,
     schedule: Schedule | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
-    """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the majors of `facts`; the result (l, m, n).
-
-    The result starts as NaN.
-    """
-    m, k = a.shape[1:] if facts.a_major == "k" else a.shape[:0:-1]
-    n = b.shape[2] if facts.b_major == "n" else b.shape[1]
+    """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n)."""
+    variant, tile = facts.variant, facts.variant.tile
+    m, k = a.shape[1:] if variant.a_major == "k" else a.shape[:0:-1]
+    n = b.shape[2] if variant.b_major == "n" else b.shape[1]
     batch = max(a.shape[0], b.shape[0])
-    out = np.full((batch, m, n), np.nan, facts.out_dtype)
+    out = poisoned((batch, m, n) if variant.c_major == "n" else (batch, n, m), variant.out_dtype)
     memory = Memory()
-    arrays = {"a": a, "b": b, "c": out}
+    arrays = {"a": padded(a), "b": padded(b), "c": out}
+    if residual is not None:
+        arrays["r"] = residual
+    addresses = {name: memory.register(array, name) for name, array in arrays.items()}
     values: dict[str, Any] = {
-        f"tma_{name}": operand_map(memory.register(array, name), array, *facts.tma[name], name)
-        for name, array in arrays.items()
+        f"tma_{name}": operand_map(addresses[name], arrays[name], *facts.tma[name], name) for name in facts.tma
     }
     values |= {
+        "c": addresses["c"],
         "m": m,
         "n": n,
         "k": k,
@@ -83,35 +94,47 @@ def run_matmul(
         "b_batch_step": int(b.shape[0] > 1),
         "raster_group": raster_group,
         "raster_along_n": raster_along_n,
+        "a_policy": NORMAL,
+        "b_policy": NORMAL,
         "alpha": struct.pack("<f", alpha),
     }
     if bias is not None:
         values["bias"] = memory.register(bias, "bias")
-    cluster_m, cluster_n, _ = facts.cluster
-    tiles = -(-m // (cluster_m * facts.cta_m)) * -(-n // (cluster_n * facts.mma_n)) * batch
+    tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
     launch = Launch(
-        grid=(cluster_m, cluster_n, min(tiles, max_clusters or tiles)),
+        grid=(tile.cluster_m, tile.cluster_n, tile.cluster_k * min(tiles, max_clusters or tiles)),
         block=(facts.num_threads, 1, 1),
         params=tuple(values[kind] for kind, _ in facts.params),
-        cluster=facts.cluster,
+        cluster=(tile.cluster_m, tile.cluster_n, tile.cluster_k),
         smem_bytes=facts.smem_bytes,
         entry=facts.entry,
     )
-    return out, run(module, launch, memory, schedule, **options)
+    counters = run(module, launch, memory, schedule, demand_grid_wait=True, **options)
+    return out if variant.c_major == "n" else out.swapaxes(1, 2), counters
 
 
-def facts_of(variant: Any, compiled: Any) -> Facts:
+def facts_of(variant: Variant, compiled: Any) -> Facts:
     """From `kernels.compile.compile_variant`'s result."""
-    tile = variant.tile
-    return Facts(
-        compiled.params,
-        compiled.num_threads,
-        compiled.smem_bytes,
-        compiled.tma,
-        compiled.cluster,
-        tile.cta_m,
-        tile.mma_n,
+    return Facts(variant, compiled.params, compiled.num_threads, compiled.smem_bytes, compiled.tma)
+
+
+def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch: int = 1) -> Case:
+    """The problem that exercises all of a variant's epilogue."""
+    return Case(
+        m,
+        n,
+        k,
+        max(a_batch, b_batch),
+        variant.a_dtype,
+        variant.out_dtype,
         variant.a_major,
         variant.b_major,
-        variant.out_dtype,
+        a_batch,
+        b_batch,
+        0.5 if "scale" in variant.epilogue else 1.0,
+        "bias" in variant.epilogue,
+        "relu" if "relu" in variant.epilogue else None,
+        variant.b_dtype,
+        variant.c_major,
+        variant.has_residual,
     )

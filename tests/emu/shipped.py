@@ -40,17 +40,11 @@ def facts(variant: Variant) -> Facts:
     """What the manifest says of a built variant."""
     entry = artifacts.find(variant)
     assert not isinstance(entry, str), entry
-    tile = variant.tile
     return Facts(
+        variant,
         tuple((param.kind, param.size) for param in entry.params),
         entry.num_threads,
         entry.smem_bytes,
-        {operand: (tma.box, tma.swizzle_bytes) for operand, tma in entry.tma.items()},
-        (tile.cluster_m, tile.cluster_n, 1),
-        tile.cta_m,
-        tile.mma_n,
-        variant.a_major,
-        variant.b_major,
-        variant.out_dtype,
+        {operand: (tma.box, tma.swizzle_bytes, tma.swizzle_atom_bytes) for operand, tma in entry.tma.items()},
         entry.entry,
     )

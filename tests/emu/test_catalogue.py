@@ -12,8 +12,8 @@ import pytest
 
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.variant import Variant
-from tests.cases import Case, check
-from tests.emu.matmul import run_matmul
+from tests.cases import Case, check_case
+from tests.emu.matmul import case_of, run_matmul
 from tests.emu.mutant import KERNELS
 from tests.emu.shipped import facts, module, ptx, variants, why_missing
 
@@ -32,31 +32,17 @@ def hopper_sample() -> list[Variant]:
 def even(variant: Variant) -> Case:
     """Two whole cluster tiles; with four steps of k each they fill the load pipeline more than once."""
     tile = variant.tile
-    return _case(variant, tile.cluster_m * tile.cta_m, 2 * tile.cluster_n * tile.mma_n, 4 * tile.k_tile)
+    return case_of(variant, tile.cluster_m * tile.cta_m, 2 * tile.cluster_n * tile.mma_n, 4 * tile.k_tile)
 
 
 def odd(variant: Variant) -> Case:
     """Rests along m, n and k; two matrices that share an operand; 4 tiles turn both accumulators over."""
     tile = variant.tile
-    m = tile.cluster_m * tile.cta_m - (7 if variant.a_major == "k" else 8)
-    case = _case(variant, m, tile.cluster_n * tile.mma_n + 8, 2 * tile.k_tile + 8)
+    step = 1 if variant.store == "threads" else 16  # what TMA can step over, whatever the dtype
+    m = tile.cluster_m * tile.cta_m - (7 if (variant.a_major, variant.c_major) == ("k", "n") else step)
+    case = case_of(variant, m, tile.cluster_n * tile.mma_n + step, 2 * tile.k_tile + 8)
     shares_a = variant.b_major == "k"
     return dataclasses.replace(case, batch=2, a_batch=1 + (not shares_a), b_batch=1 + shares_a)
-
-
-def _case(variant: Variant, m: int, n: int, k: int) -> Case:
-    return Case(
-        m,
-        n,
-        k,
-        dtype=variant.a_dtype,
-        out_dtype=variant.out_dtype,
-        a_major=variant.a_major,
-        b_major=variant.b_major,
-        alpha=-0.75 if "scale" in variant.epilogue else 1.0,
-        has_bias="bias" in variant.epilogue,
-        activation="relu" if "relu" in variant.epilogue else None,
-    )
 
 
 def run_schedules(variant: Variant, case: Case) -> None:
@@ -65,7 +51,8 @@ def run_schedules(variant: Variant, case: Case) -> None:
         pytest.skip(reason)
     seed = zlib.crc32(variant.name.encode()) % 1000 + 1
     a, b, bias = case.inputs(seed)
-    want = case.reference(a, b, bias)
+    residual = case.residual(seed)
+    want = case.reference(a, b, bias, residual)
     for i, schedule in enumerate(Schedule.standard(seed)):
         out, _ = run_matmul(
             module(variant.name),
@@ -74,13 +61,14 @@ def run_schedules(variant: Variant, case: Case) -> None:
             b,
             case.alpha,
             bias,
+            residual,
             max_clusters=(1, None)[i % 2],
             raster_group=1 + i % 2,
             raster_along_n=i // 2 % 2,
             schedule=schedule,
             strict_tmem_wait=True,
         )
-        check(out, want, case.out_dtype)
+        check_case(out, want, case)
 
 
 def test_the_catalogue_is_built() -> None:
@@ -99,13 +87,13 @@ def test_many_orders(variant: Variant) -> None:
     if reason := why_missing(variant):
         pytest.skip(reason)
     tile = variant.tile
-    case = _case(variant, tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n, tile.k_tile)
+    case = case_of(variant, tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n, tile.k_tile)
     a, b, _ = case.inputs(seed=1)
     want = case.reference(a, b, None)
     for seed in range(1, 21):
         schedule = Schedule.standard(seed)[4]
         out, _ = run_matmul(module(variant.name), facts(variant), a, b, schedule=schedule, strict_tmem_wait=True)
-        check(out, want, case.out_dtype)
+        check_case(out, want, case)
 
 
 @pytest.mark.parametrize("variant", hopper_sample(), ids=lambda variant: variant.name)

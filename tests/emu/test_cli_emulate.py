@@ -16,9 +16,10 @@ from jax_bwgemm.variant import Variant
 from tests.emu.shipped import why_missing
 
 SINGLE = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
+INTEGER = Variant("sm_100a", "int8", "int8", "int32", "k", "k", Tile(128, 128, 128))
 PAIR = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(256, 256, cta_group=2, cluster_m=2))
 HOPPER = Variant("sm_90a", "float16", "float16", "float32", "m", "k", Tile(128, 128))
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, (SINGLE, PAIR, HOPPER))), None)
+WHY_NOT = ffi.status() or next(filter(None, map(why_missing, (SINGLE, INTEGER, PAIR, HOPPER))), None)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 pytest.importorskip("rich", reason="tables are drawn with rich")
 Output = pytest.CaptureFixture[str]
@@ -56,6 +57,28 @@ def test_report(capsys: Output) -> None:
     assert "bytes of c that TMA stores per CTA │ 65,536" in out
 
 
+def test_counts(capsys: Output) -> None:
+    """Two pairs' tiles of 256x256 over k = 128: 2 stages of 4 MMAs each, issued by the even CTA of the one pair."""
+    command = f"emulate --tile {PAIR.tile} --shape 512x256x128 --schedule lazy --clusters 1 --counts"
+    assert main(command.split()) == 0
+    rows = capsys.readouterr().out.replace(" ", "").splitlines()
+    assert any(row.startswith("4tilesof128x256") and row.endswith("on2CTAs") for row in rows)
+    for row in (
+        "│bytesofathatTMAloads│65,536│32,768│",
+        "│bytesofbthatarrive│65,536│32,768│",
+        "│bytesofcthatTMAstores│131,072│65,536│",
+        "│MMAinstructions│0to16│4│",
+        "│bytesfromotherCTAs'sharedmemory│0│0│",
+    ):
+        assert row in rows
+
+
+def test_integers_are_exact(capsys: Output) -> None:
+    command = f"emulate --tile {INTEGER.tile} --shape 136x72x144 --dtype s8 --majors kk --schedule random"
+    assert main(command.split()) == 0
+    assert "│       0.00e+00 │ 0.00e+00 │ ok │" in capsys.readouterr().out
+
+
 def test_hopper_batch_epilogue_majors_and_one_cluster(capsys: Output) -> None:
     command = "emulate --arch sm_90a --shape 2*136x72x72 --dtype f16 --out-dtype f32 --majors mk --clusters 1"
     assert main([*command.split(), "--schedule", "random", "--seeds", "2", "--device", "h100"]) == 0
@@ -85,8 +108,7 @@ def test_trace_and_timeline(capsys: Output, tmp_path: pathlib.Path) -> None:
         (f"--cta-group 1 --tile {PAIR.tile}", f"`--cta-group` requires 2 with the tile {PAIR.tile}, got 1"),
         ("--tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("--arch sm_90a --device b200", "`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"),
-        ("--shape 16x63x64", "TMA requires a row pitch that is a multiple of 16 bytes, got 126 bytes for b"),
-        ("--dtype f32", "operands require bfloat16 or float16, both the same, got float32 and float32"),
+        ("--dtype s32", "got int32"),
         ("--clusters 0", "`max_active_clusters` requires 1..2147483647, got 0"),
         ("--cta-group 1 --trace x", "`--trace` requires the form CTA:WARP, got 'x'"),
         ("--cta-group 1 --trace 900:0", "`--trace` requires a CTA below 16 and a warp below 6, got 900:0"),

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, emulated, ffi
+from jax_bwgemm import artifacts, decision, emulated, ffi
 from jax_bwgemm.config import FallbackError, FallbackWarning
 from jax_bwgemm.decision import decide
 from jax_bwgemm.emulator import Fault
+from jax_bwgemm.plan import candidates, plan
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
-from tests.cases import check
+from tests.cases import Case, check, check_case
 from tests.emu.shipped import variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
@@ -63,10 +64,10 @@ def test_jit(target: str, tile: str, dtype: str) -> None:
 
 def test_outside_of_jit_and_planned() -> None:
     """The planner chooses, from those of the record that stands for the target, or of `device`."""
-    a, b = normal(0, 16, 64), normal(1, 64, 128)
+    a, b = normal(0, 72, 64), normal(1, 64, 128)
     (name,) = names(lambda: jax_bwgemm.matmul(a, b, emulate="sm_90a", device="h100", on_fallback="error"))
     (variant,) = names(lambda: matmul(a, b))
-    assert name.startswith("sm_90a_bf16_bf16_bf16_kn_") and variant.startswith("sm_100a_bf16_bf16_bf16_kn_")
+    assert name.startswith("sm_90a_bf16_bf16_bf16_knn_") and variant.startswith("sm_100a_bf16_bf16_bf16_knn_")
     check(np.asarray(matmul(a, b)), f64(a) @ f64(b), "bfloat16")
 
 
@@ -89,16 +90,60 @@ def test_epilogue() -> None:
     check(np.asarray(f(a, b, bias=bias)), want, "bfloat16")
 
 
+@pytest.mark.parametrize("tile", [SINGLE, PAIR])
+@pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
+def test_residual(steps: str, tile: str) -> None:
+    """By TMA, in the kernel; sizes that end inside boxes, and more than one tile."""
+    a, b, bias, residual = normal(0, 2, 140, 72), normal(1, 72, 264), normal(2, 264), normal(3, 2, 140, 264)
+    is_fused = steps != "residual"
+    f = jax.jit(functools.partial(matmul, tile=tile, activation="relu" if is_fused else None))
+    with emulated.recorded() as runs:
+        out = f(a, b, bias=bias if is_fused else None, residual=residual).block_until_ready()
+    (run,) = runs
+    assert run.name.endswith(f"_{steps}") and run.counters.tma_load_bytes["r", 0] > 0
+    product = f64(a) @ f64(b)
+    want = (np.maximum(product + f64(bias), 0.0) if is_fused else product) + f64(residual)
+    check(np.asarray(out), want, "bfloat16")
+
+
+def test_residual_under_vmap_and_grad() -> None:
+    """One launch for all; backwards, the products of one without a residual, and the cotangent."""
+    a, b, residual = normal(0, 3, 40, 64), normal(1, 64, 72), normal(2, 3, 40, 72)
+    f = jax.jit(lambda a, b, r: jax.vmap(lambda a, r: matmul(a, b, residual=r, tile=SINGLE))(a, r))
+    (name,) = names(lambda: f(a, b, residual))
+    assert name.endswith("_residual")
+    check(np.asarray(f(a, b, residual)), f64(a) @ f64(b) + f64(residual), "bfloat16")
+    ct = normal(3, 3, 40, 72)
+    d_a, d_b, d_r = jax.jit(lambda a, b, r, ct: jax.vjp(f, a, b, r)[1](ct))(a, b, residual, ct)
+    np.testing.assert_array_equal(np.asarray(d_r), np.asarray(ct))
+    check(np.asarray(d_a), f64(ct) @ f64(b).T, "bfloat16")
+    check(np.asarray(d_b), np.einsum("vmk,vmn->kn", f64(a), f64(ct)), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("target", "shape"), [("sm_90a", (40, 72, 136)), ("sm_100a", (40, 72, 133))], ids=["hopper", "rows"]
+)
+def test_an_epilogue_without_a_kernel(target: str, shape: tuple[int, int, int]) -> None:
+    """The kernel's float32, and one rounding by XLA: Hopper loads no residual, nor does anyone where rows are odd."""
+    m, k, n = shape
+    a, b, residual = normal(0, m, k), normal(1, k, n), normal(2, m, n)
+    f = jax.jit(functools.partial(matmul, emulate=target, activation="relu"))
+    (name,) = names(lambda: f(a, b, residual=residual))
+    assert name.startswith(f"{target}_bf16_bf16_f32_knn_") and "_identity" in name
+    want = np.maximum(f64(a) @ f64(b), 0.0) + f64(residual)
+    check(np.asarray(f(a, b, residual=residual)), want, "bfloat16")
+
+
 def test_grad() -> None:
     """Both cotangents run on kernels of their own majors; nothing is transposed."""
-    a, b, ct = normal(0, 64, 72), normal(1, 72, 136), normal(2, 64, 136)
+    a, b, ct = normal(0, 72, 80), normal(1, 80, 136), normal(2, 72, 136)
 
     def gradients() -> Any:
         return jax.jit(lambda a, b, ct: jax.vjp(matmul, a, b)[1](ct))(a, b, ct)
 
     with emulated.recorded() as runs:
         d_a, d_b = jax.block_until_ready(gradients())
-    assert sorted(run.name.split("_")[5] for run in runs) == ["kk", "mn"]
+    assert sorted(run.name.split("_")[5] for run in runs) == ["kkn", "mnn"]
     check(np.asarray(d_a), f64(ct) @ f64(b).T, "bfloat16")
     check(np.asarray(d_b), f64(a).T @ f64(ct), "bfloat16")
 
@@ -129,19 +174,95 @@ def test_batch_and_float32() -> None:
     check(np.asarray(out), f64(a) @ f64(b), "float32")
 
 
+def of_case(case: Case, **kwargs: Any) -> tuple[np.ndarray, np.ndarray, list[emulated.Run]]:
+    """The result in the emulator, the float64 reference and what ran."""
+    a, b, _ = case.inputs()
+    f = jax.jit(functools.partial(matmul, out_dtype=case.out_dtype, **kwargs))
+    with emulated.recorded() as runs:
+        out = f(a, b).block_until_ready()
+    return np.asarray(out), case.reference(a, b, None), runs
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(40, 72, 100, dtype="float32", out_dtype="float32"),
+        Case(40, 80, 160, dtype="float8_e4m3fn", b_dtype="float8_e5m2"),
+        Case(40, 80, 160, dtype="float8_e4m3fn", out_dtype="float8_e4m3fn"),
+        Case(40, 80, 160, dtype="int8", b_dtype="int8", out_dtype="int32"),
+        Case(40, 80, 160, dtype="int8", b_dtype="uint8", out_dtype="int32"),
+    ],
+    ids=str,
+)
+def test_dtypes(case: Case) -> None:
+    out, want, runs = of_case(case)
+    assert len(runs) == 1 and runs[0].counters.mmas > 0
+    assert out.dtype == case.out_dtype
+    check_case(out, want, case)
+
+
+def test_float8_result_saturates() -> None:
+    a, b = jnp.full((16, 64), 20.0, jnp.float8_e4m3fn), jnp.full((64, 32), 20.0, jnp.float8_e4m3fn)
+    (name,) = names(lambda: matmul(a, b))
+    assert "_e4m3_e4m3_e4m3_" in name
+    np.testing.assert_array_equal(f64(matmul(a, b)), np.full((16, 32), 448.0))
+
+
+@pytest.mark.parametrize("majors", ["kn", "kk", "mn"])
+@pytest.mark.parametrize("shape", [(17, 63, 33), (130, 1, 70), (3, 129, 64)], ids=str)
+def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str) -> None:
+    """Padded operands, and a result that threads store; nothing is computed by XLA."""
+    m, n, k = shape
+    a, b = normal(0, m, k), normal(1, k, n)
+    stored = a.T if majors[0] == "m" else a, b.T if majors[1] == "k" else b
+    dims = (((0 if majors[0] == "m" else 1,), (1 if majors[1] == "k" else 0,)), ((), ()))
+    f = functools.partial(jax_bwgemm.dot_general, emulate="sm_100a", on_fallback="error", tile=SINGLE)
+    with emulated.recorded() as runs:
+        out = jax.jit(lambda x, y: f(x, y, dims))(*stored).block_until_ready()
+    check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
+    assert runs[0].name.split("_")[5] == f"{majors}n" and runs[0].name.endswith("_threads")
+
+
+@pytest.mark.parametrize("shape", [(8, 264, 136), (5, 136, 70), (64, 128, 64)], ids=str)
+def test_swapped_operands(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """C^T = B^T A^T, and the caller sees C."""
+
+    def swapping(problem: Problem, arch: Any, tile: Any, missing: Any) -> Any:
+        return plan(problem, arch, tile, missing, [c for c in candidates(problem, arch) if c.swapped])
+
+    m, n, k = shape
+    a, b = normal(0, m, k), normal(1, k, n)
+    monkeypatch.setattr(decision, "plan", swapping)
+    (name,) = names(lambda: jax.jit(lambda a, b: matmul(a, b))(a, b))
+    assert "_mkm_" in name
+    check(np.asarray(jax.jit(lambda a, b: matmul(a, b))(a, b)), f64(a) @ f64(b), "bfloat16")
+
+
+def test_float8_gradients() -> None:
+    """The factors are widened to bfloat16; the gradient is rounded from float32."""
+    a, b = normal(0, 72, 80, dtype="float8_e4m3fn"), normal(1, 80, 144, dtype="float8_e5m2")
+    ct = normal(2, 72, 144)
+    with emulated.recorded() as runs:
+        f = functools.partial(matmul, out_dtype=jnp.bfloat16)
+        d_a, d_b = jax.block_until_ready(jax.jit(lambda a, b, ct: jax.vjp(f, a, b)[1](ct))(a, b, ct))
+    assert [run.name.split("_")[2:5] for run in runs] == [["bf16", "bf16", "f32"]] * 2
+    check(np.asarray(d_a), f64(ct) @ f64(b).T, "float8_e4m3fn")
+    check(np.asarray(d_b), f64(a).T @ f64(ct), "float8_e5m2")
+
+
 def test_dot_general_takes_majors_as_they_are() -> None:
-    a, b = normal(0, 72, 24), normal(1, 40, 72)
+    a, b = normal(0, 72, 80), normal(1, 40, 72)
     dims = (((0,), (1,)), ((), ()))
     f = functools.partial(jax_bwgemm.dot_general, dimension_numbers=dims, emulate="sm_90a", on_fallback="error")
     (name,) = names(lambda: f(a, b))
-    assert "_mk_" in name
+    assert "_mkn_" in name
     check(np.asarray(f(a, b)), f64(a).T @ f64(b).T, "bfloat16")
 
 
 def test_transposed_operand_is_taken_from_before() -> None:
-    a, b = normal(0, 24, 72), normal(1, 40, 72)
+    a, b = normal(0, 80, 72), normal(1, 40, 72)
     (name,) = names(lambda: jax.jit(lambda a, b: matmul(a, b.T))(a, b))
-    assert "_kk_" in name
+    assert "_kkn_" in name
 
 
 def test_config_environment_and_the_keys_of_jit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +290,14 @@ def test_bad_values() -> None:
 
 
 def test_fallback_rules_where_no_kernel_fits() -> None:
-    a, b = normal(0, 16, 64), normal(1, 64, 63)
-    with pytest.raises(FallbackError, match="XLA computes 16x63x64 .*: TMA requires a row pitch"):
-        matmul(a, b)
-    with pytest.warns(FallbackWarning, match="TMA requires a row pitch"):
-        out = matmul(a, b, on_fallback="warn")
-    check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
+    a, b = normal(0, 16, 64, dtype="float32"), normal(1, 64, 63, dtype="float32")
+    with pytest.raises(FallbackError, match="XLA computes 16x63x64 .*: sm_90a requires operands of 1 or 2 bytes"):
+        matmul(a, b, emulate="sm_90a")
+    with pytest.raises(FallbackError, match="requires a `precision` below highest"):
+        matmul(a, b, precision="highest")
+    with pytest.warns(FallbackWarning, match="sm_90a requires operands of 1 or 2 bytes"):
+        out = matmul(a, b, emulate="sm_90a", on_fallback="warn")
+    check(np.asarray(out), f64(a) @ f64(b), "float32")
     assert matmul(a[:, :0], b[:0]).shape == (16, 63)
 
 
@@ -238,9 +361,11 @@ def test_a_broken_kernel_is_reported_through_jit(own_artifacts: pathlib.Path) ->
 
 
 def test_kernel_of_without_a_kernel() -> None:
-    problem = Problem(16, 63, 64)
-    with pytest.raises(ValueError, match="the emulator requires a kernel for 16x63x64 .*, got none: TMA requires"):
-        emulated.kernel_of(decide(problem, "b200", None, is_emulated=True), problem)
+    problem = Problem(16, 63, 64, a_dtype="int8", b_dtype="int8", out_dtype="int32")
+    with pytest.raises(
+        ValueError, match="the emulator requires a kernel for 16x63x64 .*, got none: sm_90a requires both"
+    ):
+        emulated.kernel_of(decide(problem, "h200", None, is_emulated=True), problem)
 
 
 def test_number_of_clusters() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_bwgemm.emulator import Fault
+from jax_bwgemm.emulator import Fault, UnsupportedInstruction
 from tests.emu.snippet import lanes_of, load_lane, run_snippet
 
 POINTER = "ld.param.b64 %d1, [p0]; mov.b32 %r10, smem; mov.u32 %r1, %tid.x;"
@@ -64,6 +64,38 @@ def test_stmatrix_and_ldmatrix(order: list[int], transposed: bool) -> None:
                 lane, half = divmod(8 * i + j, 2)
                 assert out[place] == 2 * lane + 256 * matrix + half
     assert not out[256:320].any(), "ldmatrix gives back what stmatrix took"
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(count: int) -> None:
+    """16x8 bytes a register, stored column by column where the lanes say: byte v of lane t is element
+    (t/4 + 8*(v/2), 2*(t%4) + v%2) (PTX ISA, stmatrix, .m16n8)."""
+    out = np.zeros(512, np.uint8)
+    values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32), dtype=np.uint32)
+    order = np.random.default_rng(9).permutation(32).astype(np.uint32)
+    regs = ", ".join(f"%r{20 + i}" for i in range(count))
+    body = load_lane("%r1", 2, 32) + "shl.b32 %r2, %r1, 4; mov.b32 %r10, smem; add.s32 %r3, %r10, %r2;"
+    body += "".join(f"ld.global.b32 %r{20 + i}, [%d42+{128 * i}];" for i in range(count))
+    body += f"""
+    mov.u32 %r4, %tid.x; shl.b32 %r5, %r4, 4; add.s32 %r6, %r10, %r5;
+    st.shared.v4.b32 [%r6], {{%r7, %r7, %r7, %r7}}; bar.warp.sync -1;
+    stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r3], {{{regs}}}; bar.warp.sync -1;
+    ld.shared.v2.b64 {{%d5, %d6}}, [%r6]; mul.wide.u32 %d7, %r4, 16; add.s64 %d8, %d9, %d7;
+    st.global.v2.b64 [%d8], {{%d5, %d6}};
+    """
+    head = "ld.param.b64 %d9, [p0]; ld.param.b64 %d1, [p1]; ld.param.b64 %d2, [p2]; mov.u32 %r4, %tid.x;"
+    head += "mul.wide.u32 %d41, %r4, 4; add.s64 %d42, %d1, %d41; mov.b32 %r7, 0;"
+    run_snippet(head + body.replace("%d41", "%d43").replace("%d40", "%d44"), (out, values, order))
+    want = np.zeros((32, 16), np.uint8)
+    for q in range(count):
+        for t in range(32):
+            for v in range(4):
+                column, row = 2 * (t % 4) + v % 2, t // 4 + 8 * (v // 2)
+                want[order[8 * q + column], row] = values[q, t] >> 8 * v & 0xFF
+    assert (out.reshape(32, 16) == want).all()
+    for target, form in (("sm_90a", ".trans"), ("sm_100a", "")):
+        with pytest.raises(UnsupportedInstruction):
+            run_snippet(f"stmatrix.sync.aligned.m16n8.x1{form}.shared.b8 [%r3], {{%r20}};", target=target)
 
 
 @pytest.mark.parametrize(

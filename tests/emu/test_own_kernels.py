@@ -7,22 +7,38 @@ import re
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.tile import SHIPPED_TILES, Tile
 from jax_bwgemm.variant import Variant
-from tests.cases import Case
-from tests.emu.matmul import Facts, facts_of
+from tests.cases import Case, check_case
+from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.compile import compile_variant  # noqa: E402 - needs cutlass
-from tests.emu.check_variant import case_of, compiled, run_case  # noqa: E402 - needs cutlass
+from tests.emu.check_variant import compiled, run_case  # noqa: E402 - needs cutlass
 
 TARGETS = {"sm_90a": "hopper", "sm_100a": "blackwell"}
 TILES = [(target, tile) for target, family in TARGETS.items() for tile in SHIPPED_TILES[family]]
+MULTICAST = [
+    ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
+    ("sm_100a", Tile(128, 64, cluster_m=4, cluster_n=4)),
+    ("sm_100a", Tile(256, 64, cta_group=2, cluster_m=4, cluster_n=2)),
+    ("sm_100a", Tile(64, 32, cluster_m=2, cluster_n=2)),
+]
+SPLITS = [Tile(64, 32, cluster_k=8), Tile(256, 64, cta_group=2, cluster_m=2, cluster_k=2)]
+LEGAL_N = [
+    *(Tile(64, n) for n in (16, 48, 80, 240)),
+    *(Tile(128, n) for n in (16, 48, 112, 208)),
+    *(Tile(128, n, cta_group=2, cluster_m=2) for n in (32, 96, 256)),
+    *(Tile(256, n, cta_group=2, cluster_m=2) for n in (32, 96, 224)),
+    Tile(128, 96, num_accs=2),
+    Tile(256, 64, cta_group=2, cluster_m=2, num_accs=2),
+]
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
 FORMS = [("kn", "bfloat16", "identity"), ("mk", "float32", "identity"), ("kk", "bfloat16", "scale_bias_relu")]
 
@@ -40,7 +56,38 @@ def test_shipped_tiles(target: str, tile: Tile) -> None:
     """One cluster walks all tiles of a problem that fits none of them, under all five schedules."""
     variant, module, facts = kernel(target, tile)
     for schedule in Schedule.standard(seed=1):
-        run_case(module, facts, case_of(variant, 264, 392, 200), schedule)
+        run_case(module, facts, case_of(variant, 264, 400, 200), schedule)
+
+
+@pytest.mark.parametrize(("target", "tile"), MULTICAST, ids=str)
+def test_multicast_clusters(target: str, tile: Tile) -> None:
+    """Two clusters, tiles that are no multiple of either."""
+    variant, module, facts = kernel(target, tile)
+    m, n = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
+    for seed in range(2):
+        run_case(module, facts, case_of(variant, m - 8, n + 8, 136), Schedule.standard(seed)[4], 2, seed)
+
+
+@pytest.mark.parametrize("tile", LEGAL_N, ids=str)
+def test_legal_widths(tile: Tile) -> None:
+    """An n-major B with swizzle spans of 32, 64 and 128 bytes; store boxes of 32 and 64."""
+    variant, module, facts = kernel("sm_100a", tile)
+    case = case_of(variant, tile.cluster_m * tile.cta_m + 8, tile.mma_n + 8, 136)
+    run_case(module, facts, case, Schedule.standard(3)[4])
+
+
+@pytest.mark.parametrize("k", [1, 8, 64, 136, 520])
+@pytest.mark.parametrize(
+    "tile", [Tile(64, 32, cluster_k=8), Tile(256, 64, cta_group=2, cluster_m=2, cluster_k=2)], ids=str
+)
+def test_split_k_of_every_depth(tile: Tile, k: int) -> None:
+    """Fewer k tiles than CTAs, as many, and more; several tiles a cluster; the same bits under every schedule."""
+    variant, module, facts = kernel("sm_100a", tile, "kk", "float32")
+    case = case_of(variant, tile.cluster_m * tile.cta_m + 1, tile.mma_n + 4, k)
+    a, b, _ = case.inputs(k)
+    results = [run_matmul(module, facts, a, b, max_clusters=1, schedule=s)[0] for s in Schedule.standard(k)]
+    check_case(results[0], case.reference(a, b, None), case)
+    assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize(("majors", "out", "epilogue"), FORMS)

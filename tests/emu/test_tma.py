@@ -13,6 +13,7 @@ from jax_bwgemm.emulator import (
     Counters,
     Fault,
     Launch,
+    LaunchError,
     Memory,
     Schedule,
     TensorMap,
@@ -99,6 +100,47 @@ def test_load(span: int, coords: tuple[int, int, int], rows: int, at: int, seed:
         place = flip(0x400 + at + 16 * chunk, span) - 0x400 - at
         if 0 <= place < size - size % 512:
             assert (out[place : place + 16] == flat[16 * chunk : 16 * chunk + 16]).all()
+
+
+@pytest.mark.parametrize("at", [1024, 1024 + 128, 1024 + 384])
+def test_swizzle_of_32_byte_atoms(at: int) -> None:
+    """CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B: of 128-byte line l, the 32 bytes c go to place c ^ (l mod 4). TF32 words are
+    rounded to nearest even."""
+    source = np.random.default_rng(at).standard_normal((16, 32)).astype(np.float32)
+    out = np.zeros(2048, np.uint8)
+    body = START.format(bytes=2048) + LOAD.format(rank=2, at=at, coords="0, 0") + WAIT + copy_out(at, 2048)
+
+    def maps(addresses: tuple[int, ...]) -> list[TensorMap]:
+        return [TensorMap(addresses[1], (32, 16), (128,), (32, 16), "tf32", 128, "s", 32)]
+
+    run_snippet(body, (out, source), maps)
+    units = source.astype(np.float64) / 2.0 ** (np.floor(np.log2(np.abs(source.astype(np.float64)))) - 10)
+    rounded = np.round(units) * (source / units)  # np.round: ties to even
+    for row, piece in np.ndindex(16, 4):
+        line = (0x400 + at) // 128 + row
+        place = 128 * row + 32 * (piece ^ line % 4)
+        assert (out[place : place + 32].view(np.float32) == rounded[row, 8 * piece : 8 * piece + 8]).all()
+    with pytest.raises(LaunchError, match="a swizzle atom of 16, or of 32 with a swizzle of 128, got 32"):
+        TensorMap(0, (32, 16), (128,), (16, 16), "tf32", 64, "s", 32)
+
+
+@pytest.mark.parametrize("element", ["u8", "s8", "e4m3", "e5m2"])
+def test_boxes_of_bytes(element: str) -> None:
+    """Columns of a result that is contiguous in m: a box of 32 rows by 16 columns of bytes goes in and out."""
+    source = np.random.default_rng(1).integers(0, 256, (40, 48), dtype=np.uint8)
+    target = np.full((40, 48), 77, np.uint8)
+    body = START.format(bytes=512) + LOAD.format(rank=2, at=1024, coords="16, 8") + WAIT
+    body += "mov.b64 %d5, p3; cvta.param.u64 %d6, %d5;"
+    body += "@%p1 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d6, {32, 32}], [%r10+1024];"
+    body += COMMIT + DRAIN
+
+    def maps(addresses: tuple[int, ...]) -> list[TensorMap]:
+        return [TensorMap(a, (48, 40), (48,), (32, 16), element, 32, "s") for a in addresses]
+
+    run_snippet(body, (target, source), lambda a: maps(a)[::-1])
+    want = np.full((40, 48), 77, np.uint8)
+    want[32:40, 32:48] = source[8:16, 16:32]
+    assert (target == want).all()
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4, 5])
@@ -298,6 +340,7 @@ def test_multicast_reaches_every_cta_of_the_mask() -> None:
     assert (parts[1] == source.reshape(-1)).all() and (parts[3] == parts[1]).all()
     assert not parts[0].any() and not parts[2].any()
     assert counters.tma_load_bytes == {("s", 1): 1024}
+    assert counters.tma_delivered_bytes == {("s", 1): 1024, ("s", 3): 1024}
 
 
 def test_decoding_the_128_bytes() -> None:
@@ -307,3 +350,10 @@ def test_decoding_the_128_bytes() -> None:
     assert TensorMap.decode(words + bytes(128 - len(words))) == TensorMap(
         1 << 20, (72, 19, 2), (144, 2736), (64, 8, 1), "bf16", 128
     )
+
+
+def test_decoding_tf32_in_atoms_of_32_bytes() -> None:
+    flags = 1 << 4 | 7 << 7 | 3 << 13 | 1 << 16 | 1 << 19
+    words = struct.pack("<QI4I4x5I3x5B", 1 << 20, flags, 160 // 16, 0, 0, 0, 39, 7, 0, 0, 0, 31, 7, 0, 0, 0)
+    wanted = TensorMap(1 << 20, (40, 8), (160,), (32, 8), "tf32", 128, swizzle_atom_bytes=32)
+    assert TensorMap.decode(words + bytes(128 - len(words))) == wanted

@@ -7,8 +7,8 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, UnsupportedInstruction
 from tests.emu.layouts import image
+from tests.emu.mma import A_AT, LAYOUT_SM100, MMA, copy_in, descriptor, run_tcgen05, signed, store_registers
 from tests.emu.snippet import run_snippet
-from tests.emu.test_mma import A_AT, LAYOUT_SM100, MMA, copy_in, descriptor, run_tcgen05, signed, store_registers
 
 REGISTERS = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
 
@@ -158,7 +158,7 @@ def run_copy(
     images = [image(part, span, False, lbo, sbo, 0x400 + A_AT, total) for part in source]
     count = size // 4
     load = f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers(count)}}}, [%r28];"
-    desc = signed(descriptor(A_AT, lbo, sbo, LAYOUT_SM100[span], True))
+    desc = signed(descriptor(A_AT, lbo, sbo, LAYOUT_SM100[span, 16], True))
     body = copy_in("p1", A_AT, total) + MMA.format(
         group=group, a_desc=desc, b_desc=0, idesc=0, mask=(1 << group) - 1, lane=lane << 16, load=load,
         mmas=f"tcgen05.cp.cta_group::{group}.{form} [%r50], %d10;",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several test processes may share the GPU
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.decision import target_arch

@@ -18,8 +18,11 @@ MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # CUjit_option
 # CUtensorMapDataType
-TYPES = {"u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11}
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
+TYPES = {
+    "u8": 0, "s8": 0, "e4m3": 0, "e5m2": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7,
+    "f64": 8, "bf16": 9, "tf32": 11,
+}  # fmt: skip
+SWIZZLES = {(0, 16): 0, (32, 16): 1, (64, 16): 2, (128, 16): 3, (128, 32): 4}  # (span, atom): CUtensorMapSwizzle
 
 
 class CudaError(RuntimeError):
@@ -86,7 +89,7 @@ def encode(m: TensorMap) -> Any:
     dims, strides = (c.c_uint64 * rank)(*m.dims), (c.c_uint64 * max(rank - 1, 1))(*m.strides)
     box, steps = (c.c_uint32 * rank)(*m.box), (c.c_uint32 * rank)(*[1] * rank)
     call("cuTensorMapEncodeTiled", out, TYPES[m.element], rank, c.c_void_p(m.address), dims, strides, box, steps, 0,
-         SWIZZLES[m.swizzle], 0, 0)  # fmt: skip
+         SWIZZLES[m.swizzle, m.swizzle_atom_bytes], 0, 0)  # fmt: skip
     return out
 
 

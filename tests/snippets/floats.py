@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -126,8 +128,65 @@ def narrowing() -> list[Snippet]:
         ops.append(Op(kind, f"cvt.rn.{kind}.f32 %h9, %r1;", "%h9", 16, narrow(x, to)))
         high, low = narrow(x, to, True).astype(np.uint32), narrow(y, to, True).astype(np.uint32)
         ops.append(Op(f"relu.{kind}x2", f"cvt.rn.relu.{kind}x2.f32 %r9, %r1, %r2;", "%r9", 32, high << 16 | low))
-    ops += [Op(k, f"cvt.rn.satfinite.{k}x2.f32 %h9, %r1, %r2;", "%h9", 16) for k in ("e4m3", "e5m2")]
+    for kind in ("e4m3", "e5m2"):
+        both = octets(x, kind).astype(np.uint16) << 8 | octets(y, kind)
+        ops.append(Op(kind, f"cvt.rn.satfinite.{kind}x2.f32 %h9, %r1, %r2;", "%h9", 16, both))
     return lanewise("narrowing", ops, (x, y))
+
+
+def halves() -> list[Snippet]:
+    """Pairs of f16 to pairs of bytes: all 65536 patterns would need 32 blocks."""
+    bits = np.unique(np.concatenate([np.arange(0, 1 << 16, 71), SPECIAL & 0xFFFF, SPECIAL >> 16]))[:1022]
+    low, high = (np.resize(bits, 1024).astype(np.uint16), np.resize(bits[::-1], 1024).astype(np.uint16))
+    ops = []
+    for kind in ("e4m3", "e5m2"):
+        parts = [octets(h.view(np.float16).astype(np.float32), kind).astype(np.uint16) for h in (low, high)]
+        name = f"cvt.rn.satfinite.{kind}x2.f16x2"
+        ops.append(Op(name, f"{name} %h9, %r1;", "%h9", 16, parts[1] << 8 | parts[0]))
+    return lanewise("halves-to-bytes", ops, (high.astype(np.uint32) << 16 | low,))
+
+
+def octets(x: np.ndarray, kind: str) -> np.ndarray:
+    """To the nearest of the finite numbers, which follow one another as their codes do; ties to the even code; too
+    large ones to the largest; NaN to 0x7F."""
+    bias, digits, count = {"e4m3": (7, 3, 0x7F), "e5m2": (15, 2, 0x7C)}[kind]
+    fraction = 1 << digits
+    exponents = [max(code >> digits, 1) - bias - digits for code in range(count)]
+    units = [code % fraction + (fraction if code >> digits else 0) for code in range(count)]
+    numbers = [Fraction(u) * Fraction(2) ** e for u, e in zip(units, exponents, strict=True)]
+    out = []
+    for v in x:
+        if np.isnan(v):
+            out.append(0x7F)
+            continue
+        size = min(Fraction(abs(float(v))) if np.isfinite(v) else numbers[-1], numbers[-1])
+        above = bisect.bisect_left(numbers, size)
+        code = min((max(above - 1, 0), above), key=lambda c: (abs(numbers[c] - size), c % 2))
+        out.append(code | bool(np.signbit(v)) << 7)
+    return np.array(out, np.uint8)
+
+
+def to_tf32() -> list[Snippet]:
+    """11 significant digits; numbers only."""
+    x = narrowing_inputs()
+    x = np.where(np.isnan(x), np.float32(1), x)
+    ops = []
+    for mode in ("rn", "rna"):
+        words = np.array([tf32(v, mode == "rna") for v in x], np.uint32)
+        ops.append(Op(f"cvt.{mode}.tf32.f32", f"cvt.{mode}.tf32.f32 %r9, %r1;", "%r9", 32, words))
+    return lanewise("to-tf32", ops, (x,))
+
+
+def tf32(v: np.floating, away: bool) -> int:
+    """To nearest; ties to even, or away from zero."""
+    if np.isinf(v):
+        return int(v.view(np.uint32))
+    _, exponent = math.frexp(abs(float(v)))
+    unit = Fraction(2) ** (max(exponent, -125) - 11)
+    units = Fraction(abs(float(v))) / unit
+    rounded = float((math.floor(units + Fraction(1, 2)) if away else round(units)) * unit)
+    with np.errstate(over="ignore"):
+        return int(np.copysign(np.float32(rounded), v).view(np.uint32))
 
 
 def widening() -> list[Snippet]:
@@ -204,5 +263,5 @@ def approximations() -> list[Snippet]:
 
 
 def snippets() -> list[Snippet]:
-    groups = (arithmetic, fused, comparisons, narrowing, widening, to_and_from_integers, packed, approximations)
-    return [snippet for group in groups for snippet in group()]
+    groups = (arithmetic, fused, comparisons, narrowing, halves, to_tf32, widening, to_and_from_integers, packed)
+    return [snippet for group in (*groups, approximations) for snippet in group()]

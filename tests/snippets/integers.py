@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -185,7 +186,24 @@ def conversions() -> list[Snippet]:
             ops.append(
                 Op(f"{of}->{to}", f"{narrow} cvt.{to}.{of} {dest}, {source};", dest, size, each(convert, size, x))
             )
-    return lanewise("conversions", ops, (x,))
+    return lanewise("conversions", ops, (x,)) + lanewise("saturations", saturations(x), (x,))
+
+
+def saturations(x: np.ndarray) -> list[Op]:
+    """32 bits to fewer: the nearest number of the type, in a register of 16 or 32 bits."""
+    ops = []
+    for of, to in itertools.product(("s32", "u32"), ("s8", "u8", "s16", "u16")):
+        m = int(to[1:])
+        low, high = (-(1 << (m - 1)), (1 << (m - 1)) - 1) if to[0] == "s" else (0, (1 << m) - 1)
+
+        def convert(v: int, of: str = of, low: int = low, high: int = high) -> int:
+            value = signed(v & 0xFFFFFFFF, 32) if of[0] == "s" else v & 0xFFFFFFFF
+            return min(max(value, low), high)
+
+        for dest, size in (("%h9", 16), ("%r9", 32)) if m == 8 else (("%h9", 16),):
+            line = f"cvt.u32.u64 %r8, %d11; cvt.sat.{to}.{of} {dest}, %r8;"
+            ops.append(Op(f"{of}->{to} {size}", line, dest, size, each(convert, size, x)))
+    return ops
 
 
 def moves() -> list[Snippet]:

@@ -188,6 +188,8 @@ def stores() -> list[Snippet]:
             out.append(
                 store(f"tma-store-swizzle-{span}-{at}", (2, 40, 72), (span // 2, 24, 1), (48, 30, 1), "bf16", span, at)
             )
+    for span in (32, 64, 128):  # bytes, of rows or of columns: TMA cannot tell
+        out.append(store(f"tma-store-u8-{span}", (2, 40, 176), (span, 24, 1), (160, 30, 1), "u8", span))
     return [*out, store("tma-store-f32", (9, 40), (32, 8), (16, 4), "f32", 128)]
 
 

@@ -64,6 +64,7 @@ ld.global.b32 %r62, [%d32+16]; ld.global.b32 %r63, [%d32+272];
 def mma(
     name: str, kind: str, n: int, a_mn: bool = False, b_mn: bool = False, span: int = 128, shift: int = 0,
     exact: bool = True, signs: tuple[int, int] = (1, 1), a_in_registers: bool = False, b_kind: str = "",
+    saturates: bool = False,
 ) -> Snippet:  # fmt: skip
     """D = A B + A B, from a D that holds numbers which the first MMA must ignore. `shift`: bytes off 1024."""
     b_kind = b_kind or kind
@@ -81,7 +82,8 @@ def mma(
     if a.itemsize == 2:
         flags += f", {int(b_mn)}" if a_in_registers else f", {int(a_mn)}, {int(b_mn)}"
     source = "{%r60, %r61, %r62, %r63}" if a_in_registers else "%d10"
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k{a.shape[1]}.{'s32' if integer else 'f32'}.{kind}.{b_kind}"
+    types = f"{'satfinite.' * saturates}{'s32' if integer else 'f32'}.{kind}.{b_kind}"
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k{a.shape[1]}.{types}"
     if a_in_registers:
         a_bytes = np.resize(a.view(np.uint8).reshape(-1), a_bytes.shape)
     body = BEGIN + copy_in(1, A_AT + shift, len(a_bytes), 128) + copy_in(2, B_AT + shift, len(b_bytes), 128)
@@ -117,7 +119,11 @@ def snippets() -> list[Snippet]:
     out += [mma(f"wgmma-start-{shift}-{span}", "bf16", 64, True, False, span, shift)
             for span in (0, 32, 64, 128) for shift in (128, 256, 640)]  # fmt: skip
     out += [mma(f"wgmma-{kind}", kind, 32) for kind in ("e4m3", "e5m2", "s8", "u8", "tf32")]
-    out += [mma("wgmma-e4m3-e5m2", "e4m3", 32, b_kind="e5m2"), mma("wgmma-u8-s8", "u8", 32, b_kind="s8")]
+    mixed = (("e4m3", "e5m2"), ("e5m2", "e4m3"), ("u8", "s8"), ("s8", "u8"))
+    out += [mma(f"wgmma-{a}-{b}-{n}", a, n, b_kind=b) for a, b in mixed for n in (16, 32, 144, 176, 256)]
+    out += [mma(f"wgmma-{k}-n{n}", k, n) for k in ("bf16", "e4m3", "s8", "tf32") for n in (160, 224, 240)]
+    out += [mma(f"wgmma-satfinite-{k}", k, 48, saturates=True) for k in ("s8", "u8")]
+    out += [mma(f"wgmma-few-rows-{k}-{n}", k, n, True, True, 2 * n) for k in ("bf16", "f16") for n in (16, 32)]
     out += [mma(f"wgmma-signs-{x}-{y}", "f16", 32, signs=(x, y)) for x, y in ((-1, 1), (1, -1), (-1, -1))]
     out += [
         mma(f"wgmma-registers-{kind}", kind, 32, a_in_registers=True) for kind in ("bf16", "f16", "e4m3", "tf32", "s8")

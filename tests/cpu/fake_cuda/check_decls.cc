@@ -41,15 +41,23 @@ static_assert(offsetof(ours::LaunchConfig, num_attributes) == offsetof(CUlaunchC
 
 static_assert(ours::kSuccess == CUDA_SUCCESS);
 static_assert(ours::kLaunchAttributeClusterDimension == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+static_assert(ours::kLaunchAttributeProgrammaticStreamSerialization ==
+              CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+static_assert(std::is_same_v<decltype(CUlaunchAttributeValue::programmaticStreamSerializationAllowed), int32_t>);
+static_assert(ours::kFunctionAttributeNonPortableClusterSize == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
 static_assert(ours::kFunctionAttributeMaxDynamicSmem == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(ours::kDeviceAttributeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(ours::kDeviceAttributeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(ours::kTensorMapFloat16 == CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
 static_assert(ours::kTensorMapFloat32 == CU_TENSOR_MAP_DATA_TYPE_FLOAT32);
 static_assert(ours::kTensorMapBfloat16 == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+static_assert(ours::kTensorMapTfloat32 == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32);
+static_assert(ours::kTensorMapUint8 == CU_TENSOR_MAP_DATA_TYPE_UINT8);
+static_assert(ours::kTensorMapInt32 == CU_TENSOR_MAP_DATA_TYPE_INT32);
 static_assert(ours::kSwizzle32 == CU_TENSOR_MAP_SWIZZLE_32B);
 static_assert(ours::kSwizzle64 == CU_TENSOR_MAP_SWIZZLE_64B);
 static_assert(ours::kSwizzle128 == CU_TENSOR_MAP_SWIZZLE_128B);
+static_assert(ours::kSwizzle128Atom32 == CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B);
 static_assert(ours::kInterleaveNone == CU_TENSOR_MAP_INTERLEAVE_NONE);
 static_assert(ours::kL2Promotion128 == CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 static_assert(ours::kOobFillZeros == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

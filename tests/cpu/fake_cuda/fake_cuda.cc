@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../../ffi/cuda_driver.h"
@@ -20,11 +21,12 @@ using jbw::cuda::TensorMap;
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500;
-constexpr int kNumDevices = 2;
+constexpr Result kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500, kInvalidClusterSize = 912;
+constexpr int kNumDevices = 2, kFirstDevice = 100, kMaxPortableClusterCtas = 8;
 
 struct RecordedLaunch {
   uint32_t grid[3], block[3], smem_bytes, cluster[3];  // cluster zero: no such attribute
+  int32_t pdl;                                         // the same
   int32_t param_bytes;
   uint64_t stream, function;
   unsigned char params[1024];
@@ -40,6 +42,9 @@ static_assert(sizeof(RecordedMap) <= sizeof(TensorMap));
 std::mutex g_mutex;
 std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0}, {"clusters", 66}};
 std::map<std::string, int> g_failures, g_calls;
+std::map<std::pair<Device, int>, int> g_kernel_attributes;
+std::map<int, int> g_attribute_failures;
+uint32_t g_occupancy_cluster[3];
 std::string g_hidden;
 std::vector<size_t> g_param_sizes;
 RecordedLaunch g_launch;
@@ -56,15 +61,45 @@ Result Called(const char* name) {
   return failure == g_failures.end() ? 0 : failure->second;
 }
 
+// Reads the attributes of a launch; a cluster that is too large must have been allowed on some device.
+Result ReadAttributes(const LaunchConfig& config, uint32_t (&cluster)[3], int32_t* pdl) {
+  for (uint32_t i = 0; i < config.num_attributes; ++i) {
+    const auto& [id, pad, value] = config.attributes[i];
+    if (id == jbw::cuda::kLaunchAttributeClusterDimension) {
+      std::memcpy(cluster, value.cluster_dim, sizeof(cluster));
+    } else if (id == jbw::cuda::kLaunchAttributeProgrammaticStreamSerialization) {
+      *pdl = value.programmatic_stream_serialization;
+    } else {
+      return kInvalidValue;
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (cluster[i] && config.grid[i] % cluster[i]) return kInvalidValue;
+  }
+  if (cluster[0] * cluster[1] * cluster[2] <= kMaxPortableClusterCtas) return 0;
+  for (const auto& [key, value] : g_kernel_attributes) {
+    if (key.second == jbw::cuda::kFunctionAttributeNonPortableClusterSize && value == 1) return 0;
+  }
+  return kInvalidClusterSize;
+}
+
 }  // namespace
 
 FAKE_EXPORT void fake_set(const char* name, int value) { g_settings[name] = value; }
 FAKE_EXPORT void fake_fail(const char* function, int result) { g_failures[function] = result; }
+// A kernel's attribute that the driver does not take.
+FAKE_EXPORT void fake_fail_attribute(int attribute, int result) { g_attribute_failures[attribute] = result; }
 FAKE_EXPORT void fake_hide(const char* function) { g_hidden = function; }
 // The sizes of the kernel's parameters, as a cubin lists them; a launch records their bytes, one after the other.
 FAKE_EXPORT void fake_params(const size_t* sizes, size_t count) { g_param_sizes.assign(sizes, sizes + count); }
 FAKE_EXPORT int fake_calls(const char* function) { return g_calls[function]; }
 FAKE_EXPORT const RecordedLaunch* fake_launch() { return &g_launch; }
+FAKE_EXPORT const uint32_t* fake_occupancy_cluster() { return g_occupancy_cluster; }
+// A kernel's attribute on the `ordinal`-th device; -1: never set.
+FAKE_EXPORT int fake_kernel_attribute(int ordinal, int attribute) {
+  auto found = g_kernel_attributes.find({kFirstDevice + ordinal, attribute});
+  return found == g_kernel_attributes.end() ? -1 : found->second;
+}
 
 #define FAKE_CALLED(name) \
   if (Result failure = Called(#name)) return failure
@@ -77,7 +112,7 @@ FAKE_EXPORT Result cuDriverGetVersion(int* version) {
 
 FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
   FAKE_CALLED(cuDeviceGet);
-  *device = 100 + ordinal;
+  *device = kFirstDevice + ordinal;
   return ordinal < kNumDevices ? 0 : kInvalidDevice;
 }
 
@@ -111,13 +146,24 @@ FAKE_EXPORT Result cuLibraryGetKernel(Kernel* kernel, Library, const char* name)
   return std::strcmp(name, "kernel_entry") == 0 ? 0 : kNotFound;
 }
 
-FAKE_EXPORT Result cuKernelSetAttribute(int attribute, int, Kernel, Device device) {
+FAKE_EXPORT Result cuKernelSetAttribute(int attribute, int value, Kernel, Device device) {
   FAKE_CALLED(cuKernelSetAttribute);
-  return attribute == jbw::cuda::kFunctionAttributeMaxDynamicSmem && device >= 100 ? 0 : kInvalidValue;
+  const bool is_known = attribute == jbw::cuda::kFunctionAttributeMaxDynamicSmem ||
+                        attribute == jbw::cuda::kFunctionAttributeNonPortableClusterSize;
+  if (!is_known || device < kFirstDevice) return kInvalidValue;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (g_attribute_failures.count(attribute)) return g_attribute_failures[attribute];
+  g_kernel_attributes[{device, attribute}] = value;
+  return 0;
 }
 
-FAKE_EXPORT Result cuOccupancyMaxActiveClusters(int* num_clusters, Function, const LaunchConfig*) {
+FAKE_EXPORT Result cuOccupancyMaxActiveClusters(int* num_clusters, Function, const LaunchConfig* config) {
   FAKE_CALLED(cuOccupancyMaxActiveClusters);
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    int32_t pdl = 0;
+    if (Result failure = ReadAttributes(*config, g_occupancy_cluster, &pdl)) return failure;
+  }
   *num_clusters = Setting("clusters");
   return 0;
 }
@@ -152,10 +198,7 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function functio
   std::memcpy(g_launch.grid, config->grid, sizeof(g_launch.grid));
   std::memcpy(g_launch.block, config->block, sizeof(g_launch.block));
   g_launch.smem_bytes = config->smem_bytes;
-  for (uint32_t i = 0; i < config->num_attributes; ++i) {
-    if (config->attributes[i].id != jbw::cuda::kLaunchAttributeClusterDimension) return kInvalidValue;
-    std::memcpy(g_launch.cluster, config->attributes[i].value.cluster_dim, sizeof(g_launch.cluster));
-  }
+  if (Result failure = ReadAttributes(*config, g_launch.cluster, &g_launch.pdl)) return failure;
   g_launch.stream = reinterpret_cast<uint64_t>(config->stream);
   g_launch.function = reinterpret_cast<uint64_t>(function);
   for (size_t i = 0; i < g_param_sizes.size(); ++i) {

@@ -1,0 +1,276 @@
+"""Compile on demand: when, where to, what is remembered; with a stand-in for the build, and once for real."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fake_artifacts import fake_entry, write_fake_artifacts
+
+import jax_bwgemm
+from jax_bwgemm import artifacts, decision, jit_build
+from jax_bwgemm.arch import by_name
+from jax_bwgemm.artifacts import Manifest, verify
+from jax_bwgemm.plan import plan
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
+
+VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
+PROBLEM = Problem(512, 1024, 256)
+HAS_DSL = importlib.util.find_spec("cutlass") is not None
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path):
+    """A cache directory and a memory that no other test sees; a stand-in for the compiler's presence."""
+    monkeypatch.setattr(jit_build, "_results", {})
+    monkeypatch.setattr(artifacts, "_added", [])
+    monkeypatch.setattr(jit_build, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "auto")
+
+
+class FakeBuilder:
+    """Writes cubins that hold nothing but their names; `reason` is why it does not."""
+
+    def __init__(self, reason=None):
+        self.reason, self.variants = reason, []
+
+    def __call__(self, variant, directory):
+        self.variants.append(variant)
+        if self.reason is None:
+            directory.mkdir(exist_ok=True)
+            write_fake_artifacts(directory, [fake_entry(known) for known in self.variants])
+            (directory / f"{variant.name}.ptx.gz").touch()
+        return self.reason
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    fake = FakeBuilder()
+    monkeypatch.setattr(jit_build, "build_in_a_process", fake)
+    return fake
+
+
+def lower(f, *shapes):
+    structs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    return jax.jit(lambda *args: f(*args)).trace(*structs).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def kernels(text):
+    return re.findall(r'variant = "([^"]*)"', text)
+
+
+def matmul(a, b, **kwargs):
+    return jax_bwgemm.matmul(a, b, **{"device": "h200", "on_fallback": "error"} | kwargs)
+
+
+def test_builds_once(no_artifacts, tmp_path):
+    fake = FakeBuilder()
+    assert tmp_path / "cache" not in artifacts.artifact_dirs()
+    first, second = (jit_build.build(VARIANT, fake) for _ in range(2))
+    assert first == second == fake_entry(VARIANT) == artifacts.find(VARIANT)
+    assert fake.variants == [VARIANT]
+    assert artifacts.artifact_dirs().count(tmp_path / "cache") == 1
+
+
+def test_what_another_process_built_is_found(tmp_path):
+    FakeBuilder()(VARIANT, tmp_path / "cache")
+    fake = FakeBuilder("not needed")
+    assert jit_build.build(VARIANT, fake) == fake_entry(VARIANT)
+    assert fake.variants == []
+
+
+def test_damaged_cubin_is_built_again(tmp_path):
+    FakeBuilder()(VARIANT, tmp_path / "cache")
+    (tmp_path / "cache" / f"{VARIANT.name}.cubin").write_bytes(b"damaged")
+    fake = FakeBuilder()
+    assert jit_build.build(VARIANT, fake) == fake_entry(VARIANT)
+    assert fake.variants == [VARIANT]
+
+
+def test_a_builder_that_leaves_nothing_is_named(tmp_path):
+    reason = jit_build.build(VARIANT, lambda variant, directory: None)
+    assert isinstance(reason, str) and "no cubins: " in reason
+
+
+def test_a_refusal_is_remembered():
+    fake = FakeBuilder("it spills")
+    reasons = {jit_build.build(VARIANT, fake) for _ in range(3)}
+    assert reasons == {f"compiling {VARIANT.name} failed: it spills"}
+    assert fake.variants == [VARIANT] and artifacts._added == []
+
+
+def test_threads_wait_for_one_build():
+    fake = FakeBuilder()
+    threads = [threading.Thread(target=jit_build.build, args=(VARIANT, fake)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fake.variants == [VARIANT]
+
+
+def test_what_was_compiled_is_at_hand(builder, no_artifacts):
+    """Where cubins, PTX and the handler's directories are asked for, not only here."""
+    assert decision.decide(PROBLEM, "h200", None).entry is None
+    variant = decision.decide(PROBLEM, "h200", None, compiles=True).entry.variant
+    assert decision.decide(PROBLEM, "h200", None).entry == fake_entry(variant) and builder.variants == [variant]
+
+
+def test_for_the_emulator_too(builder, no_artifacts, monkeypatch):
+    monkeypatch.setattr(decision.ffi, "status", lambda: None)
+    found = decision.decide(PROBLEM, "b200", None, is_emulated=True, compiles=True)
+    assert builder.variants == [found.entry.variant] and found.entry.variant.target == "sm_100a"
+    assert artifacts.find_ptx(found.entry.variant).exists()
+
+
+def test_an_epilogue_is_compiled_before_xla_gets_it(builder, no_artifacts):
+    (name,) = kernels(
+        lower(lambda a, b, r: matmul(a, b, device="b200", residual=r), (512, 256), (256, 512), (512, 512))
+    )
+    assert [name] == [variant.name for variant in builder.variants] and name.endswith("_residual")
+
+
+def test_a_product_is_compiled_where_its_epilogue_cannot_be(builder, no_artifacts):
+    """Hopper has no kernel with a residual."""
+    (name,) = kernels(lower(lambda a, b, r: matmul(a, b, residual=r), (512, 256), (256, 512), (512, 512)))
+    assert [name] == [variant.name for variant in builder.variants]
+    assert "_bf16_bf16_f32_" in name and name.endswith("_identity")
+
+
+def test_users_tile_is_compiled(builder, no_artifacts):
+    text = lower(lambda a, b: matmul(a, b, tile="128x192x64_cta1_cluster1x1"), (512, 256), (256, 1024))
+    (variant,) = builder.variants
+    assert variant.tile == Tile(128, 192) and f'"{variant.name}"' in text
+
+
+def test_without_any_kernel_the_planners_own_choice_is_compiled(builder, no_artifacts):
+    text = lower(matmul, (512, 256), (256, 1024))
+    (variant,) = builder.variants
+    assert variant == plan(PROBLEM, by_name("h200")).variant and f'"{variant.name}"' in text
+    lower(matmul, (512, 256), (256, 1024))
+    assert len(builder.variants) == 1
+
+
+def test_a_kernel_at_hand_is_not_passed_over(builder, tmp_path, monkeypatch):
+    """Neither for a better tile nor for a better major: compiling is for products that nothing can do."""
+    only = fake_entry(dataclasses.replace(VARIANT, tile=Tile(64, 128), b_major="k"))
+    (tmp_path / "one").mkdir()
+    write_fake_artifacts(tmp_path / "one", [only])
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path / "one"))
+    dims = (((1,), (1,)), ((), ()))
+    f = functools.partial(jax_bwgemm.dot_general, dimension_numbers=dims, device="h200", on_fallback="error")
+    for text in (
+        lower(f, (512, 256), (1024, 256)),
+        lower(lambda a, b: f(a, b.T), (512, 256), (256, 1024)),  # taken from before the transpose, b would be n-major
+    ):
+        assert builder.variants == [] and f'"{only.name}"' in text
+
+
+def test_never(builder, no_artifacts):
+    no_cubins = pytest.raises(jax_bwgemm.FallbackError, match="no cubins: .* run `python -m jax_bwgemm build`")
+    with jax_bwgemm.config(compile_missing="never"), no_cubins:
+        lower(matmul, (512, 256), (256, 1024))
+    assert builder.variants == []
+
+
+def test_a_refusal_falls_back_and_says_so(builder, no_artifacts):
+    builder.reason = "no space left on device"
+    for _ in range(2):
+        with pytest.raises(
+            jax_bwgemm.FallbackError, match="no cubins: .*; compiling .* failed: no space left on device"
+        ):
+            lower(matmul, (512, 256), (256, 1024))
+    assert len(builder.variants) == 1
+
+
+def test_illegal_tiles_and_products_are_not_compiled(builder, no_artifacts):
+    with pytest.raises(ValueError, match="cannot compute .* on h200: `cta_group` requires 1"):
+        lower(lambda a, b: matmul(a, b, tile="256x256x64_cta2_cluster2x1"), (512, 256), (256, 1024))
+    lower(lambda a, b: matmul(a, b, on_fallback="ignore"), (0, 256), (256, 1024))
+    f32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    with pytest.raises(jax_bwgemm.FallbackError, match="its wgmma for TF32 is not built"):
+        jax.jit(matmul).trace(f32, f32).lower(lowering_platforms=("cuda",))
+    assert builder.variants == []
+
+
+def test_the_handler_is_told_of_the_cache(builder, no_artifacts, tmp_path, monkeypatch):
+    registered = []
+    device = type("H200", (), {"device_kind": "NVIDIA H200", "compute_capability": "9.0", "core_count": 132})
+    monkeypatch.setattr(decision, "_cuda_devices", lambda: [device])
+    monkeypatch.setattr(decision.ffi, "status", lambda: None)
+    monkeypatch.setattr(decision.ffi, "register", registered.append)
+    assert decision.decide(PROBLEM, None, None, compiles=True).entry is not None
+    assert registered == [(no_artifacts, tmp_path / "cache")]
+
+
+def test_no_library_no_compiling(builder, no_artifacts, monkeypatch):
+    device = type("H200", (), {"device_kind": "NVIDIA H200", "compute_capability": "9.0", "core_count": 132})
+    monkeypatch.setattr(decision, "_cuda_devices", lambda: [device])
+    monkeypatch.setattr(decision.ffi, "status", lambda: "the library is missing")
+    assert decision.decide(PROBLEM, None, None, compiles=True).entry is None
+    assert builder.variants == []
+
+
+@pytest.fixture
+def real_cache_dir(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jit_build, "_results", {})
+    monkeypatch.setattr(artifacts, "_added", [])
+    jit_build.cache_dir.cache_clear()
+    yield tmp_path
+    jit_build.cache_dir.cache_clear()
+
+
+def test_without_the_compiler_there_is_a_remedy(real_cache_dir, monkeypatch):
+    monkeypatch.setattr(jit_build.importlib.util, "find_spec", lambda name: None)
+    reason = jit_build.build(VARIANT)
+    assert (
+        reason
+        == "compiling it requires CuTeDSL, got none; pip install 'jax_bwgemm[build]' to have missing kernels compiled"
+    )
+
+
+@pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
+def test_the_cache_is_named_after_version_and_sources(real_cache_dir):
+    from jax_bwgemm.kernels.build import source_sha256
+
+    name = f"{jax_bwgemm.__version__}-{source_sha256()[:16]}"
+    assert jit_build.cache_dir() == real_cache_dir / "jax_bwgemm" / name
+
+
+def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    assert "NotADirectoryError" in jit_build.build_in_a_process(VARIANT, tmp_path / "file" / "cache")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    assert "no-python" in jit_build.build_in_a_process(VARIANT, tmp_path)
+
+
+@pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
+def test_two_processes_at_once_build_for_real(real_cache_dir):
+    """Each its own variant, into one directory: both are in the manifest, and whole."""
+    directory = jit_build.cache_dir()
+    variants = [VARIANT, dataclasses.replace(VARIANT, b_major="k")]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        reasons = list(pool.map(lambda variant: jit_build.build_in_a_process(variant, directory), variants))
+    assert reasons == [None, None]
+    assert set(Manifest.load(directory).entries) == {variant.name for variant in variants}
+    assert verify(directory) == []
+    assert jit_build.build(VARIANT, FakeBuilder("not needed")).name == VARIANT.name
+
+
+@pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
+def test_the_compiler_is_not_imported_here():
+    script = "import sys; from jax_bwgemm import jit_build; jit_build.cache_dir(); sys.exit('cutlass' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
