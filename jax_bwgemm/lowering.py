@@ -163,7 +163,7 @@ def attributes(decision: Decision) -> dict[str, Any]:
         "raster_along_n": plan.raster_along_n,
         "a_l2": L2_CODES[plan.a_l2],
         "b_l2": L2_CODES[plan.b_l2],
-        "pdl": 1,
+        "pdl": int(plan.pdl),
         "param_bytes": entry.param_bytes,
     }
     arrays: dict[str, tuple[int, ...]] = {f"{x}_box": facts.box for x, facts in zip("abc", tma, strict=True)}

@@ -63,7 +63,8 @@ def why_broken(counts: dict[str, int], variant: Variant) -> str | None:
         if not counts[name]:
             return f"{variant.tile} on {variant.target} requires {name} instructions, got none"
     if variant.tile.cta_group == 2:
-        for name in (mma_opcode(variant), "UTMALDG", "UTCBAR"):
+        loads = () if variant.has_residual else ("UTMALDG",)  # each CTA of a pair loads a residual for itself
+        for name in (mma_opcode(variant), "UTCBAR", *loads):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
     for name in ("STL", "LDL"):

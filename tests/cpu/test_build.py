@@ -27,7 +27,7 @@ from jax_bwgemm.variant import Variant
 HOPPER = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
 HOPPER_SASS = ["HGMMA.64x256x16.F32.BF16", "UTMALDG.3D", "UTMALDG.3D.MULTICAST", "UTMASTG.3D", "EXIT"]
-PAIR_SASS = ["UTCHMMA.2CTA", "UTMALDG.3D.2CTA", "UTMASTG.3D", "LDTM.x32", "EXIT"]
+PAIR_SASS = ["UTCHMMA.2CTA", "UTMALDG.3D.2CTA", "UTMASTG.3D", "LDTM.x32", "UTCBAR.2CTA.MULTICAST", "EXIT"]
 
 
 def variant(target: str = "sm_90a", tile: Tile = HOPPER) -> Variant:
@@ -312,6 +312,19 @@ def test_real_kernels(real: Path) -> None:
         assert (
             f".target {entry.variant.target}" in gzip.decompress((real / f"{entry.name}.ptx.gz").read_bytes()).decode()
         )
+
+
+def test_instructions_of_a_pair(real: Path) -> None:
+    """Per k step four MMAs and three loads (A; B in two 64-column boxes), every one of the pair's; eight boxes out."""
+    entries = [e for e in Manifest.load(real).entries.values() if e.variant.target != "sm_90a"]
+    assert len(entries) == 2
+    for entry in entries:
+        counts = {name: num for name, num in entry.sass.items() if num}
+        assert counts == {
+            "UTCHMMA": 4, "UTCHMMA.2CTA": 4, "UTMALDG": 3, "UTMALDG.2CTA": 3, "LDTM": 8, "UTMASTG": 8,
+            "UTCBAR": 2, "UTCBAR.2CTA": 2, "UTCBAR.MULTICAST": 2,
+        }  # fmt: skip
+        assert (entry.spill_bytes, entry.tmem_cols, entry.smem_bytes, entry.num_stages) == (0, 512, 230400, 6)
 
 
 def test_a_real_cubin_with_another_parameter_is_refused(real: Path) -> None:

@@ -546,3 +546,8 @@ def test_detect():
     assert detect("NVIDIA B300 SXM6 AC", "10.3").name == "b300"
     assert detect("NVIDIA A100", "8.0") == "a device requires compute capability 9.0, 10.0, 10.3, got 8.0 (NVIDIA A100)"
     assert by_name("b200") is B200
+
+
+def test_only_short_kernels_start_early():
+    assert planned(Problem(1024, 1024, 1024), H200).pdl
+    assert not planned(Problem(4096, 4096, 4096), H200).pdl

@@ -199,11 +199,17 @@ def test_a_pointer_that_is_only_element_aligned_is_refused_with_the_remedy() -> 
     assert_close(run(jax.lax.optimization_barrier), jnp.dot(x, unravel(flat)["w"]))
 
 
-def test_unaligned_pitches_fall_back_aloud() -> None:
-    a, b = normal(0, 64, 100), normal(1, 100, 65)
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="16 bytes"):
-        got = jax.jit(functools.partial(jax_bwgemm.matmul, on_fallback="warn"))(a, b)
-    assert_close(got, jnp.dot(a, b))
+@pytest.mark.parametrize("shape", [(64, 65, 100), (63, 127, 99), (1, 1, 1), (300, 513, 1001)])
+def test_any_pitch(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = normal(0, m, k), normal(1, k, n)
+    assert_close(jax.jit(matmul)(a, b), jnp.dot(a, b))
+
+
+def test_few_rows_are_the_columns_of_the_transpose() -> None:
+    a, b = normal(0, 8, 4096), normal(1, 4096, 4096)
+    assert "swapped" in str(jax_bwgemm.explain(a, b)) or jax_bwgemm.explain(a, b).plan.swapped
+    assert_close(jax.jit(matmul)(a, b), jnp.dot(a, b))
 
 
 @pytest.mark.parametrize("shape", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])

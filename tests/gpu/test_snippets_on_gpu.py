@@ -3,6 +3,8 @@ emulator. PTX is compiled by the driver; nothing here goes through JAX."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jax_bwgemm.arch import Arch
@@ -33,9 +35,11 @@ def test_snippet(snippet: Snippet) -> None:
 @pytest.mark.parametrize("element", driver.TYPES)
 def test_the_emulator_reads_the_drivers_tensor_maps(element: str, swizzle: int) -> None:
     driver.context()
-    size = {"8": 1, "6": 2, "2": 4, "4": 8}[element[-1]]
+    bytewise = element in ("u8", "s8", "e4m3", "e5m2")  # the driver has one type for all of one byte
+    size = 1 if bytewise else {"6": 2, "2": 4, "4": 8}[element[-1]]
     sizes, rows = (160, 9, 7, 5, 3), (160 * size, 1600 * size, 16000 * size, 160000 * size)
     for rank in range(1, 6):
         box = (16 // size, 8, 3, 2, 1)[:rank]
         wanted = TensorMap(0x7F00_0000_1000, sizes[:rank], rows[: rank - 1], box, element, swizzle)
-        assert TensorMap.decode(bytes(driver.encode(wanted))) == wanted
+        encoded = dataclasses.replace(wanted, element="u8") if bytewise else wanted
+        assert TensorMap.decode(bytes(driver.encode(wanted))) == encoded
