@@ -90,9 +90,6 @@ SHIPPED_TILES = {
         Tile(64, 256),
         Tile(64, 128),
         Tile(128, 128, cluster_m=2, pingpong=True),
-        Tile(128, 160, cluster_m=2),  # not 144 or 176: with 32-byte spans of an n-major B, 1.7 times slower on an H200
-        Tile(128, 224, cluster_m=2),
-        Tile(64, 224),
         Tile(128, 256, cluster_k=2),
         Tile(128, 256, cluster_k=4),
         Tile(128, 128, cluster_k=2),

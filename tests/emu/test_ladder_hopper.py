@@ -350,3 +350,15 @@ def test_bfloat16_is_that_of_ml_dtypes() -> None:
     bits = _bfloat16.rounded(values)
     assert (bits == values.astype(ml_dtypes.bfloat16).view(np.uint16)).all()
     assert (_bfloat16.widened(bits) == bits.view(ml_dtypes.bfloat16).astype(np.float32)).all()
+
+
+def test_the_page_has_the_measured_table() -> None:
+    """And the published pattern holds in the committed result: naive below half, the compiler's within 3 %."""
+    result = json.loads((ROOT / "examples" / "ladder" / "results" / "hopper_h200.json").read_text())
+    page = (ROOT / "docs" / "hopper.md").read_text()
+    rates = {row["name"]: row["tflops"] for row in result["rows"]}
+    for row in result["rows"]:
+        line = f"| `{row['name']}` | {row['us']:.1f} | {row['tflops']:.1f} | {row['times_naive']:.2f} |"
+        assert line in page
+    assert rates["hopper_naive"] < 0.5 * rates["hopper_prefetch"]
+    assert rates["hopper_compiler_prefetch"] >= 0.97 * rates["hopper_prefetch"]
