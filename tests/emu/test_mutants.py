@@ -174,7 +174,7 @@ def report(kernel: str, text: str, schedule: Schedule) -> tuple[str, str]:
     known = facts(KERNELS[kernel])
     try:
         out, _ = run_matmul(
-            parse(text), known, a, b, 1.0, None, 1, schedule=schedule, strict_tmem_wait=True, max_instructions=10**6
+            parse(text), known, a, b, max_clusters=1, schedule=schedule, strict_tmem_wait=True, max_instructions=10**6
         )
     except Fault as fault:
         return fault.rule, str(fault)
