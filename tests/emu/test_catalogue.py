@@ -81,6 +81,44 @@ def test_blackwell(variant: Variant, shape: object) -> None:
     run_schedules(variant, shape(variant))  # type: ignore[operator]
 
 
+def one_of_each_tile() -> list[Variant]:
+    """In turn of another dtype, major or epilogue."""
+    tiles = list(dict.fromkeys((v.tile, v.c_major, v.store) for v in BLACKWELL))
+    of_tile = [[v for v in BLACKWELL if (v.tile, v.c_major, v.store) == tile] for tile in tiles]
+    return [own[7 * i % len(own)] for i, own in enumerate(of_tile)]
+
+
+def extremes(variant: Variant) -> list[Case]:
+    """Next to nothing, one k tile, tall, wide, deep."""
+    tile, step = variant.tile, 1 if variant.store == "threads" else 16
+    m, n, k = tile.cta_m, tile.mma_n, tile.k_tile
+    sizes = [(step, step, step), (m + step, n - step or step, k), (5 * m + step, step, k), (step, 3 * n + step, k)]
+    return [case_of(variant, *size) for size in [*sizes, (step, step, 9 * k + step)]]
+
+
+@pytest.mark.parametrize("variant", one_of_each_tile(), ids=lambda variant: variant.name)
+def test_extreme_shapes(variant: Variant) -> None:
+    if reason := why_missing(variant):
+        pytest.skip(reason)
+    for seed, case in enumerate(extremes(variant)):
+        a, b, bias = case.inputs(seed)
+        residual = case.residual(seed)
+        schedule = Schedule.standard(seed)[seed]
+        out, _ = run_matmul(
+            module(variant.name),
+            facts(variant),
+            a,
+            b,
+            case.alpha,
+            bias,
+            residual,
+            max_clusters=2,
+            schedule=schedule,
+            strict_tmem_wait=True,
+        )
+        check_case(out, case.reference(a, b, bias, residual), case)
+
+
 @pytest.mark.parametrize("variant", KERNELS.values(), ids=lambda variant: variant.name)
 def test_many_orders(variant: Variant) -> None:
     """Twenty random orders of warps and completions; each CTA of a pair lags behind the other in some."""
