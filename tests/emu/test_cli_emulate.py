@@ -111,7 +111,10 @@ def test_trace_and_timeline(capsys: Output, tmp_path: pathlib.Path) -> None:
         ("--dtype s32", "got int32"),
         ("--clusters 0", "`max_active_clusters` requires 1..2147483647, got 0"),
         ("--cta-group 1 --trace x", "`--trace` requires the form CTA:WARP, got 'x'"),
-        ("--cta-group 1 --trace 900:0", "`--trace` requires a CTA below 16 and a warp below 6, got 900:0"),
+        (
+            "--tile 128x128x64_cta1_cluster1x1 --trace 900:0",
+            "`--trace` requires a CTA below 16 and a warp below 6, got 900:0",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(command: str, sentence: str, capsys: Output) -> None:
