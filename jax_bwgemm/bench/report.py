@@ -160,8 +160,9 @@ def load(path: Path) -> Result:
 def _row(fields: dict[str, Any]) -> Row:
     peers = {name: _times(times) for name, times in fields["peers"].items()}
     row = Row(**fields | {"ours": _times(fields["ours"]), "peers": peers})
+    case = row.case  # ValueError if the shape is none
     if "default" not in peers:
-        raise ValueError(f"times of XLA under its default flags for {row.case}, got {', '.join(peers) or 'none'}")
+        raise ValueError(f"times of XLA under its default flags for {case}, got {', '.join(peers) or 'none'}")
     return row
 
 
