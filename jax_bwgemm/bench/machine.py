@@ -38,7 +38,7 @@ def commit(given: str = "") -> str:
     "unknown" where nothing says. ValueError if `given` is not the checkout's.
     """
     given = given or os.environ.get(COMMIT_VARIABLE, "")
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).resolve().parent.parent.parent
     top, _, revision = _output(["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]).partition("\n")
     if not revision or Path(top) != root:  # no checkout, or another project's around an installed package
         return given or "unknown"

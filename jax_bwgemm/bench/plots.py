@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench.report import Result, Row, summary
@@ -58,14 +59,14 @@ def _limits(axes: Axes, result: Result, arch: Arch, low: float, high: float) -> 
     peaks: dict[float, list[str]] = {}
     for dtype in dict.fromkeys(row.case.dtype for row in result.rows):
         peaks.setdefault(arch.num_sms * arch.clock_ghz * arch.flops_per_clk(dtype) / 1e3, []).append(DTYPE_SHORT[dtype])
+    slope = arch.memory_tb_per_s
+    text: dict[str, Any] = {"textcoords": "offset points", "color": LIMIT}
     for peak, dtypes in sorted(peaks.items()):
-        ridge = peak / arch.memory_tb_per_s
-        axes.plot([min(low, ridge), ridge, max(high, ridge)], [arch.memory_tb_per_s * min(low, ridge), peak, peak],
-                  color=LIMIT, linewidth=1)  # fmt: skip
-        axes.annotate(f"{', '.join(dtypes)}: {peak:.0f} TFLOP/s", (high, peak), (-4, 3), textcoords="offset points",
-                      ha="right", color=LIMIT)  # fmt: skip
-    axes.annotate(f"{arch.memory_tb_per_s} TB/s", (low, arch.memory_tb_per_s * low), (6, 14),
-                  textcoords="offset points", color=LIMIT)  # fmt: skip
+        ridge = peak / slope
+        places = [min(low, ridge), ridge, max(high, ridge)]
+        axes.plot(places, [slope * places[0], peak, peak], color=LIMIT, linewidth=1)
+        axes.annotate(f"{', '.join(dtypes)}: {peak:.0f} TFLOP/s", (high, peak), (4, -3), annotation_clip=False, **text)
+    axes.annotate(f"{slope} TB/s", (low, slope * low), (4, 40), **text)
 
 
 def _ratios(result: Result) -> Figure:
@@ -81,7 +82,7 @@ def _ratios(result: Result) -> Figure:
     axes.set(ylim=(len(result.rows) - 0.5, -0.5), xlabel="XLA's time / ours: above 1 ours is faster")
     axes.set_title(_title(result))
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

@@ -78,7 +78,7 @@ def _compile(candidate: Candidate, operands: Sequence[Operands]) -> Program:
 
 
 def _program(compiled: Any, **fields: Any) -> Program:
-    calls = {target or kind for target, kind in _CALL.findall(compiled.as_text())}
+    calls = {target or kind for target, kind in _CALL.findall(compiled.as_text() or "")}
     return Program(compiled, calls=tuple(sorted(calls)), **fields)
 
 

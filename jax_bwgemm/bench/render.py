@@ -19,8 +19,8 @@ def columns(arch: str, has_pallas: bool) -> Sequence[Column]:
         ("ours us", lambda row: f"{row.ours.us:.1f}" + ("" if row.variant else " (XLA)")),
         ("XLA us", lambda row: f"{row.default.us:.1f}"),
         ("best flags us", _best),
-        ("to default", lambda row: f"{row.to_default:.3f}"),
-        ("to best", lambda row: f"{row.to_best:.3f}"),
+        ("ratio to default", lambda row: f"{row.to_default:.3f}"),
+        ("ratio to best", lambda row: f"{row.to_best:.3f}"),
         ("rate", lambda row: _rate(row, arch)),
         ("of limit", lambda row: f"{100 * row.of_limit:.0f} %"),
     ]
@@ -76,7 +76,7 @@ def _conditions(result: Result) -> str:
     between = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     text = (
         f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}, median of {between} "
-        "alternating rounds, standard normal inputs. To default and to best: XLA's time, with its default flags and "
+        "alternating rounds, standard normal inputs. Ratios: XLA's time, with its default flags and "
         "with the best of the sets of flags, over ours."
     )
     if fallen := [row.shape for row in result.rows if not row.variant]:

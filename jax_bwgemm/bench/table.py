@@ -10,7 +10,7 @@ from rich.table import Table
 from jax_bwgemm.bench.render import lines, load_lines, notes
 from jax_bwgemm.bench.report import Result
 
-MIN_WIDTH = 130  # a log is no terminal: without this its table would be cut at 80 columns
+MIN_WIDTH = 160  # a log is no terminal: without this its table would be cut at 80 columns
 
 
 def show(result: Result) -> None:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers",
         default="default,cublaslt,no-triton",
         metavar="NAMES",
-        help="sets of XLA's flags and other libraries, separated by commas; all adds pallas (default: %(default)s)",
+        help="XLA's default flags and cublaslt, no-triton or pallas, separated by commas, or all (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds a shape, at least (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="more rounds until a shape took these (%(default)s)")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sustained", type=float, default=0.0, metavar="SECONDS", help="continuous load of ours and XLA, such as 30"
     )
     parser.add_argument(
-        "--sustained-shapes", nargs="+", default=SUSTAINED_SHAPES, metavar="SHAPE", help="(%(default)s)"
+        "--sustained-shapes", nargs="+", default=SUSTAINED_SHAPES, metavar="SHAPE", help="default: two large ones"
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="result file (default: bench/results/DEVICE.json)")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")

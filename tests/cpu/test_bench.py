@@ -372,7 +372,7 @@ def test_markdown_shows_every_row_and_the_conditions(tmp_path: Path, capsys: pyt
     report.save(RESULT, tmp_path / "h200.json")
     assert main(["bench", "--render", str(tmp_path / "h200.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    head = "shape m x n x k | ours us | XLA us | best flags us | to default | to best | rate | of limit"
+    head = "shape m x n x k | ours us | XLA us | best flags us | ratio to default | ratio to best | rate | of limit"
     assert lines[0] == f"| {head} |"
     assert lines[2] == "| 2048x2048x2048 | 100.0 | 110.0 | 110.0 | 1.100 | 1.100 | 172 TFLOP/s | 80 % |"
     assert lines[3] == "| 8x4096x4096 | 20.0 | 22.0 | 19.0 (no-triton) | 1.100 | 0.950 | 1.68 TB/s | 400 % |"
@@ -390,7 +390,7 @@ def test_markdown_shows_what_was_asked_for() -> None:
     some = dataclasses.replace(LARGE, peers=LARGE.peers | {"pallas": times(123.4)})
     odd = dataclasses.replace(THIN, unavailable={"pallas": "m", "cublaslt": "No such option"})
     text = render.markdown(dataclasses.replace(RESULT, rows=(some, odd, odd), handler={}, sustained=LOADS))
-    assert "| best flags us | Pallas us | to default |" in text
+    assert "| best flags us | Pallas us | ratio to default |" in text
     assert "| 110.0 | 123.4 | 1.100 |" in text and "| 19.0 (no-triton) | - | 1.100 |" in text
     assert "cublaslt not available: No such option (rows: 2)." in text and "pallas not available" not in text
     assert "| 2048x2048x2048 | ours | 30 | 712.3 | 1655 | 700 | 71 |" in text
