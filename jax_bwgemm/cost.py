@@ -22,7 +22,7 @@ import math
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import Tile, acc_stages, is_tma_storable, num_stages, num_threads, padding
+from jax_bwgemm.tile import Tile, acc_stages, defers_store, is_tma_storable, num_stages, num_threads, padding
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
 COMMIT_CYCLES = {1: 148, 2: 182}  # by cta_group: n MMAs, commit and wait take a*n + this; published, B200
@@ -50,7 +50,8 @@ class Schedule:
     """How a kernel goes about its tiles. The defaults are the shipped kernels'; the rest is there to model others'.
 
     `has_load_warp`: loads and MMAs are issued by different warps. `loads_run_ahead` into the next tile.
-    `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads".
+    `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads". `defers_store`: a result leaves
+    during the next tile's main loop.
     """
 
     stages: int
@@ -60,6 +61,7 @@ class Schedule:
     loads_run_ahead: bool = True
     is_grouped: bool = True
     store: str = "tma"
+    defers_store: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +117,12 @@ def roofline_us(problem: Problem, arch: Arch) -> float:
 def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     is_blackwell = family(arch.target) == "blackwell"
+    store = "tma" if is_tma_storable(problem) else "threads"
     return Schedule(
         num_stages(tile, problem.a_dtype, problem.out_dtype, arch),
         acc_stages(tile, arch.tmem_cols) if is_blackwell else 1,
-        store="tma" if is_tma_storable(problem) else "threads",
+        store=store,
+        defers_store=defers_store(tile, problem.out_dtype, store, arch.target),
     )
 
 
@@ -275,13 +279,14 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
     parts = tail_parts(tile, problem, arch)
+    out_bytes = DTYPE_BYTES[problem.out_dtype]
     latency = load_latency(tile, in_bytes) * clock / arch.clock_ghz
     start = START_CYCLES + latency
     step = _step_cycles(tile, in_bytes, arch, schedule, clock)
     main = k_steps(tile, problem) * step
     epilogue = COMMIT_CYCLES[tile.cta_group] if family(arch.target) == "blackwell" else 0.0
     rate = store_rate(tile, problem, arch)
-    epilogue += epilogue_cycles(tile, DTYPE_BYTES[problem.out_dtype], arch, schedule.store, rate)
+    epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate)
     epilogue += exchange_cycles(tile, arch)
     if not schedule.is_persistent:
         return waves * (start + main + epilogue)
@@ -289,10 +294,12 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
         return start + main + (waves - 1) * max(main, epilogue) + epilogue
     if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop
         return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
-    if parts > 1:
-        return start + (waves - 1) * (main + epilogue) + _tail_cycles(tile, problem, arch, step, parts) + epilogue
+    last = _tail_cycles(tile, problem, arch, step, parts)
+    if schedule.defers_store:
+        shown = epilogue_cycles(tile, 0, arch)  # the rounding
+        return start + (waves - 1) * max(main + shown, epilogue) + last + epilogue
     refill = 0.0 if schedule.loads_run_ahead else latency
-    return start + waves * (main + epilogue) + (waves - 1) * refill
+    return start + (waves - 1) * (main + epilogue + refill) + last + epilogue
 
 
 def _step_cycles(tile: Tile, in_bytes: int, arch: Arch, schedule: Schedule, clock: float) -> float:

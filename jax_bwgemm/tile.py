@@ -17,6 +17,7 @@ EPILOGUE_STAGES = 4
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 TMEM_LANES = 128
+HELD_REGISTERS = 192  # of a Hopper consumer's 240, for its sums and a rounded result: no variant spills
 INT32_MAX = 2**31 - 1
 
 
@@ -183,6 +184,15 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
     if c_major == "n":
         return cols, rows
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
+
+
+def defers_store(tile: Tile, out_dtype: str, store: str, target: str) -> bool:
+    """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
+    its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages."""
+    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
+        return False
+    sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
+    return sums + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
 
 
 def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, int]:

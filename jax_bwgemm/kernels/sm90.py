@@ -3,7 +3,7 @@
 Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 
     warpgroup 0, warp 0   load      TMA of A and B into the stages, for one tile after the other
-    warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then convert and store their own rows
+    warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then round and store their own rows
 
     pipeline   producer -> consumer   filled by                        emptied by
     ab         load -> multiply       one expect_tx arrival and the    one lane of each warp that multiplies the
@@ -11,7 +11,10 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
     store      multiply -> TMA        the warpgroup's 128 threads,     cp.async.bulk.wait_group.read in the
                                       fence, its named barrier         warpgroup's first warp
 
-The load warp runs ahead into the next tile while the consumers store. How two consumers divide the work:
+The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
+result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
+loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
+How two consumers divide the work:
 
     cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
     ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
@@ -21,7 +24,8 @@ The load warp runs ahead into the next tile while the consumers store. How two c
 
 A split along k adds the barriers of `split_k`: once all consumers have read the last stage (`PARTS_BARRIER`) they leave
 their accumulators there; the load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
-before it touches global memory; the load warp releases the next kernel when its last load is on its way.
+before it touches global memory; the load warp releases the next kernel when its last load is on its way. A split
+tail adds the flags of `split_tail`, between the last stage of an item and its store.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from jax_bwgemm.kernels.gemm import Gemm, Hints, Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.split_tail import Item, Tail
-from jax_bwgemm.tile import EPILOGUE_STAGES
+from jax_bwgemm.tile import EPILOGUE_STAGES, defers_store
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -66,6 +70,7 @@ class Sm90Gemm(Gemm):
         self.warpgroups = tile.num_consumer_warpgroups
         self.consumers = self.warpgroups * WARPGROUP_THREADS
         self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
 
@@ -241,8 +246,10 @@ class Sm90Gemm(Gemm):
         fB = mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stage)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), self.acc_dtype)
         outlet = self.outlet(out, mC, sC, group)
-
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        held = cute.make_rmem_tensor(cute.size(acc) if cutlass.const_expr(self.defers_store) else 1, self.out_dtype)
+        held.fill(0)
+        held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(self.boxes)  # the next box of `held`: none is left
         phase = Int32(0)
         idx, step = walk.first, walk.step
         if cutlass.const_expr(tile.pingpong):
@@ -254,7 +261,9 @@ class Sm90Gemm(Gemm):
             if cutlass.const_expr(tile.cluster_k > 1):
                 at = self.first_box(walk, item, group)
                 if walk.k_count > 0:
-                    read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, item, group)
+                    read, last, at, box = self.main_loop(
+                        acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
+                    )
                     warpgroup.wait_group(0)
                     ab.consumer_release(last)
                 cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=self.consumers)
@@ -264,7 +273,9 @@ class Sm90Gemm(Gemm):
                 if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
                     if idx != walk.first:
                         cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
-                read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, item, group)
+                read, last, at, box = self.main_loop(
+                    acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
+                )
                 if cutlass.const_expr(tile.pingpong):
                     read.advance(walk.k_count)
                     if idx + walk.step < walk.num_items:
@@ -272,11 +283,21 @@ class Sm90Gemm(Gemm):
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
                 warpgroup.wait_group(0)
                 ab.consumer_release(last)
-                if cutlass.const_expr(tile.split_tail):
-                    self.store_item(acc, outlet, at, item, group, tidx, walk, sizes, args)
+                if cutlass.const_expr(self.defers_store):
+                    self.store_rest(held, outlet, held_at, box, group, sizes)
+                    box = Int32(self.boxes)
+                if item.part < item.last:
+                    self.leave_part(acc, group, tidx, walk)
                 else:
-                    self.store(acc, outlet, at, group, sizes, args)
+                    self.add_parts(acc, item, group, tidx, walk)
+                    if cutlass.const_expr(self.defers_store):
+                        self.round(acc, held, at, group, sizes, args)
+                        held_at, box = at, Int32(0)
+                    else:
+                        self.store(acc, outlet, at, group, sizes, args)
             idx += step
+        if cutlass.const_expr(self.defers_store):
+            self.store_rest(held, outlet, held_at, box, group, sizes)
         self.finish_stores(group)
 
     @cute.jit
@@ -287,12 +308,17 @@ class Sm90Gemm(Gemm):
         fB: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
         read: pipeline.PipelineState,
+        held: cute.Tensor,
+        held_at: Any,
+        box: Int32,
+        outlet: Outlet,
         walk: Walk,
         item: Item,
         group: StoreGroup,
-    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32]]:
-        """`acc` = the sum over a tile's stages from `read` on, at least one. Returns the state behind them, that of the
-        last one, which the last wgmmas still read, and the tile's first box."""
+        sizes: Sizes,
+    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32], Int32]:
+        """`acc` = the sum over an item's stages from `read` on, at least one. Returns the state behind them, that of
+        the last one, which the last wgmmas still read, the tile's first box, and the next box of `held`."""
         mma = self.tiled_mma(self.side_by_side)
         release = read.clone()
         warpgroup.fence()
@@ -309,11 +335,13 @@ class Sm90Gemm(Gemm):
             for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                 cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
             warpgroup.commit_group()
+            if cutlass.const_expr(self.defers_store):
+                box = self.store_held(held, outlet, held_at, box, group, sizes)
             warpgroup.wait_group(1)  # the group before this one has read its stage
             ab.consumer_release(release)
             read.advance()
             release.advance()
-        return read, release, at
+        return read, release, at, box
 
     @cute.jit
     def store(
@@ -359,32 +387,59 @@ class Sm90Gemm(Gemm):
         split_k.part(split, tile, walk.x, phase)
 
     @cute.jit
-    def store_item(
-        self,
-        acc: cute.Tensor,
-        outlet: Outlet,
-        at: Any,
-        item: Item,
-        group: StoreGroup,
-        tidx: Int32,
-        walk: Walk,
-        sizes: Sizes,
-        args: tuple[Any, ...],
+    def round(
+        self, acc: cute.Tensor, held: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
     ) -> None:
-        """The same with a split tail: all parts of a tile but the last one go to the workspace, whence that one adds
-        them."""
-        flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
-        if item.part < item.last:
-            split_tail.leave_part(
-                self.tail(walk), flat, self.slot(walk, walk.first), tidx, group, self.warpgroups, self.consumers
+        """Epilogue and rounding of all boxes, which leave later."""
+        flat = cute.coalesce(acc)
+        count = cutlass.const_expr(cute.size(flat) // self.boxes)
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            self.apply_epilogue(values, self.box_at(at, box), group, sizes, args)
+            cute.make_tensor(held.iterator + box * count, cute.make_layout(count)).store(
+                values.load().to(self.out_dtype)
             )
-        else:
+
+    @cute.jit
+    def store_held(
+        self, held: cute.Tensor, outlet: Outlet, at: Any, box: Int32, group: StoreGroup, sizes: Sizes
+    ) -> Int32:
+        """The next box, if one is left. Registers have no run-time index, hence a branch for each."""
+        count = cutlass.const_expr(cute.size(held) // self.boxes)
+        for i in cutlass.range_constexpr(self.boxes):
+            if box == i:
+                if cutlass.const_expr(i == 0):
+                    self.reclaim(group, WARPGROUP_THREADS)
+                rounded = cute.make_tensor(held.iterator + i * count, cute.make_layout(cute.shape(outlet.Rs)[:3]))
+                self.publish(outlet, rounded, self.box_at(at, i), buffer_of(i), group, WARPGROUP_THREADS, sizes)
+        return box + 1
+
+    @cute.jit
+    def store_rest(
+        self, held: cute.Tensor, outlet: Outlet, at: Any, box: Int32, group: StoreGroup, sizes: Sizes
+    ) -> None:
+        """What a main loop of few stages left."""
+        while box < self.boxes:
+            box = self.store_held(held, outlet, at, box, group, sizes)
+
+    @cute.jit
+    def leave_part(self, acc: cute.Tensor, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
+        """A part of a tile of the tail that is not the last one: to the workspace."""
+        if cutlass.const_expr(self.tile.split_tail):
+            slot = self.slot(walk, walk.first)
+            split_tail.leave_part(
+                self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
+            )
+
+    @cute.jit
+    def add_parts(self, acc: cute.Tensor, item: Item, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
+        """The last part: `acc` += the others', in the order of k."""
+        if cutlass.const_expr(self.tile.split_tail):
             for part in cutlass.range(item.last, unroll=1):
-                cluster = walk.first - (item.last - part) * self.tail(walk).tiles
+                slot = self.slot(walk, walk.first - (item.last - part) * self.tail(walk).tiles)
                 split_tail.add_part(
-                    self.tail(walk), flat, self.slot(walk, cluster), tidx, group, self.warpgroups, self.consumers
+                    self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
                 )
-            self.store(acc, outlet, at, group, sizes, args)
 
     def tail(self, walk: Walk) -> Tail:
         assert walk.tail is not None  # the tile splits it
@@ -406,12 +461,18 @@ class Sm90Gemm(Gemm):
         args: tuple[Any, ...],
     ) -> None:
         """A box of finished sums: epilogue, rounding, and out."""
-        column = at[1] * self.store_cols + group.tidx % 4 * 2
-        runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
-        self.epilogue.apply(values, runs, column, sizes.n, args)
+        self.apply_epilogue(values, at, group, sizes, args)
         rounded = cute.make_rmem_tensor(cute.shape(outlet.Rs)[:3], self.out_dtype)
         rounded.store(values.load().to(self.out_dtype))
         self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
+
+    @cute.jit
+    def apply_epilogue(
+        self, values: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+    ) -> None:
+        column = at[1] * self.store_cols + group.tidx % 4 * 2
+        runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
+        self.epilogue.apply(values, runs, column, sizes.n, args)
 
     @cute.jit
     def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
