@@ -50,8 +50,8 @@ class Schedule:
     """How a kernel goes about its tiles. The defaults are the shipped kernels'; the rest is there to model others'.
 
     `has_load_warp`: loads and MMAs are issued by different warps. `loads_run_ahead` into the next tile.
-    `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads". `defers_store`: a result leaves
-    during the next tile's main loop.
+    `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads". `defers_store`: a result
+    leaves during the next tile's main loop.
     """
 
     stages: int
