@@ -52,10 +52,11 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
 
 
 def kernel_times(function: Any, rounds: int, *args: Any) -> list[tuple[str, float]]:
-    """(symbol, microseconds) of every kernel that `rounds` calls run; one call before them is not measured.
+    """(symbol, microseconds) of every kernel that `rounds` calls run; two calls before them are not measured.
 
     ValueError without CUPTI, of which a process has one user at a time.
     """
+    jax.block_until_ready(function(*args))  # here, so that its own errors are not taken for CUPTI's
     try:
         from jax.experimental.mosaic.gpu import profiler
 

@@ -21,6 +21,8 @@ def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: s
 
     Exit code 1 if some shape has no kernel at hand. ValueError without a GPU that has kernels.
     """
+    if rounds < 1:
+        raise ValueError(f"`--rounds` requires at least 1, got {rounds}")
     problems = [Case.from_str(text).problem for text in shapes or DEFAULT]
     arch = gpu_arch("`bench --tune`")
     path = path or measured.user_path(arch.name)
