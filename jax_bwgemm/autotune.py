@@ -66,7 +66,9 @@ def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
       A `TuningReport`: print it.
 
     Raises:
-      ValueError: without a Hopper or Blackwell GPU, the library or CUPTI; as `f` itself does.
+      ValueError: without a Hopper or Blackwell GPU, the library or CUPTI.
+      OSError: the table cannot be written; set `JAX_BWGEMM_TABLES`.
+      What `f` raises.
 
     Example: `print(jax_bwgemm.autotune(jax.grad(loss), params, batch))`
     """

@@ -21,7 +21,7 @@ import numpy as np
 from jax_bwgemm import artifacts, ffi
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import timing
-from jax_bwgemm.bench.cases import copies_of
+from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.decision import Decision, kernels, target_arch
 from jax_bwgemm.lowering import attributes
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
@@ -106,7 +106,7 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     if reason := ffi.status():
         raise ValueError(f"timing kernels requires the library that launches them: {reason}")
     ffi.register(artifacts.artifact_dirs())
-    copies = copies_of(problem, arch.l2_bytes)
+    copies = num_copies(problem, arch.l2_bytes)
     times: dict[str, list[float]] = collections.defaultdict(list)
     launches = jax.jit(program(problem, decisions, copies))
     for symbol, us in timing.kernel_times(launches, rounds, *operands(problem, copies)):
@@ -118,6 +118,11 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
             counts = {name: len(found) for name, found in times.items()}
             raise RuntimeError(f"CUPTI requires {rounds * expected[symbol]} launches of {symbol}, got {counts}")
     return [statistics.median(times[symbol]) for symbol in symbols]
+
+
+def num_copies(problem: Problem, l2_bytes: int) -> int:
+    """Of the operands, to go round: twice the L2 cache, so that no kernel finds its operands there."""
+    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / problem.min_bytes)))
 
 
 def num_launches(num_kernels: int, copies: int) -> int:

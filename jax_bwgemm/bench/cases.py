@@ -82,9 +82,4 @@ class Case:
 
 def rotation(case: Case, l2_bytes: int) -> int:
     """Copies of the operands to go round: twice the L2 cache, so that no product finds its operands there."""
-    return copies_of(case.problem, l2_bytes)
-
-
-def copies_of(problem: Problem, l2_bytes: int) -> int:
-    """`rotation` of any problem."""
-    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / problem.min_bytes)))
+    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / case.problem.min_bytes)))

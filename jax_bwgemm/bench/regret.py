@@ -16,9 +16,9 @@ import numpy as np
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
-from jax_bwgemm.bench.report import limit_us
 from jax_bwgemm.bench.tune import HEADINGS, line
 from jax_bwgemm.cli.drawing import progress_bar, show_table
+from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.plan import SWAP_MAX_M
 from jax_bwgemm.problem import Problem
 
@@ -26,7 +26,7 @@ FORMAT = 1
 LARGEST = 16384
 FEW_ROWS_SHARE = 0.25  # products whose transposes are candidates
 UNALIGNED_SHARE = 0.25  # sizes that are no multiples of 8
-MAX_LIMIT_US = 2000.0  # of the roofline, so that a product takes some 3 ms at most
+MAX_ROOFLINE_US = 2000.0  # of the roofline, so that a product takes some 3 ms at most
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
     ("bfloat16", "bfloat16", 0.8),
@@ -42,6 +42,7 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
     arch = gpu_arch("`bench --regret`")
+    facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
     with progress_bar("products") as progress:
         timed = measure(sample(num, seed, arch), arch, rounds, progress)
     if not timed:
@@ -50,18 +51,18 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -
     worst = sorted(timed, key=lambda found: -found.regret)[:WORST]
     show_table(f"{arch.name}: where the cost model loses most", HEADINGS, [line(found) for found in worst])
     if out:
-        save(timed, out, {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)})
+        save(timed, out, facts)
         print(f"wrote {out}")
     return 0
 
 
 def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
-    """`num` problems with sizes log-uniform in 1..LARGEST, none longer than MAX_LIMIT_US by the roofline."""
+    """`num` problems with sizes log-uniform in 1..LARGEST, none longer than MAX_ROOFLINE_US by the roofline."""
     rng = np.random.default_rng(seed)
     problems: list[Problem] = []
     while len(problems) < num:
         problem = _random_problem(rng)
-        if limit_us(problem, arch) <= MAX_LIMIT_US:
+        if roofline_us(problem, arch) <= MAX_ROOFLINE_US:
             problems.append(problem)
     return problems
 

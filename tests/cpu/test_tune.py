@@ -20,8 +20,9 @@ from jax_bwgemm import ffi, measured
 from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench import candidates, regret, tune
 from jax_bwgemm.bench.candidates import Timed, num_launches, operands, program, time_kernels
-from jax_bwgemm.bench.report import limit_us
+from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
 from jax_bwgemm.plan import SWAP_MAX_M
 from jax_bwgemm.problem import Epilogue, Problem
@@ -34,6 +35,13 @@ PROBLEM = Problem(1024, 512, 256)
 def countdown(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
     """The cost model's order is the wrong way round: the k-th kernel takes 100 - k."""
     return [100.0 - i for i in range(len(decisions))]
+
+
+def test_copies_leave_the_cache_behind() -> None:
+    l2_bytes = 60 * 2**20
+    assert candidates.num_copies(Problem(8192, 8192, 8192), l2_bytes) == 1
+    assert candidates.num_copies(Problem(1024, 1024, 1024), l2_bytes) == 20  # 6 MiB each
+    assert candidates.num_copies(Problem(64, 64, 64), l2_bytes) == MAX_ROTATION
 
 
 @pytest.mark.parametrize("num_kernels", [1, 2, 9, 15, 23])
@@ -111,7 +119,7 @@ def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkey
     pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
     launches = [("symbol_1", 0.03), ("fill", 9.0), ("symbol_0", 0.01), ("symbol_1", 0.05), ("symbol_0", 0.02)]
     fake_cupti(monkeypatch, launches)
-    monkeypatch.setattr(candidates, "copies_of", lambda problem, l2_bytes: 4)
+    monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 4)
     monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
     assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([15.0, 40.0])
     fake_cupti(monkeypatch, launches[1:])
@@ -189,7 +197,7 @@ def test_random_products_are_what_was_said() -> None:
     assert problems == regret.sample(400, 1, H200) != regret.sample(400, 2, H200)
     assert problems[:10] == regret.sample(10, 1, H200)
     for problem in problems:
-        assert limit_us(problem, H200) <= regret.MAX_LIMIT_US
+        assert roofline_us(problem, H200) <= regret.MAX_ROOFLINE_US
         assert all(1 <= size <= regret.LARGEST for size in (problem.m, problem.n, problem.k))
     few = sum(problem.m <= SWAP_MAX_M for problem in problems)
     odd = sum(problem.n % 8 != 0 or problem.k % 8 != 0 for problem in problems)
