@@ -83,6 +83,7 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
       {"raster_along_n", &request->raster_along_n},
       {"a_l2", &request->a_l2},
       {"b_l2", &request->b_l2},
+      {"tail_parts", &request->tail_parts},
       {"pdl", &request->pdl},
   };
   for (const auto& [name, value] : fields) JBW_RETURN_IF_ERROR(Read(attrs, name, value));

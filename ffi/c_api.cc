@@ -75,10 +75,10 @@ int jbw_call_initialize(JbwCall* call, int device, const JbwLaunchRequest* buffe
 }
 
 int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, void* b, void* out, void* bias,
-                     void* residual, char* error, size_t error_bytes) {
+                     void* residual, void* workspace, char* error, size_t error_bytes) {
   auto execute = [&] {
     return reinterpret_cast<const jbw::Call*>(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream),
-                                                             {a, b, out, bias, residual});
+                                                             {a, b, out, bias, residual, workspace});
   };
   return Report(jbw::Guard(execute), error, error_bytes);
 }

@@ -39,7 +39,7 @@ JBW_EXPORT int jbw_call_create(const JbwKernelNames* names, const JbwLaunchReque
 JBW_EXPORT int jbw_call_initialize(JbwCall* call, int device, const JbwLaunchRequest* buffers, char* error,
                                    size_t error_bytes);
 JBW_EXPORT int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, void* b, void* out, void* bias,
-                                void* residual, char* error, size_t error_bytes);
+                                void* residual, void* workspace, char* error, size_t error_bytes);
 JBW_EXPORT void jbw_call_destroy(JbwCall* call);
 
 #endif  // JAX_BWGEMM_C_API_H_

@@ -1,6 +1,8 @@
 #include "call.h"
 
+#include <atomic>
 #include <cstring>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -24,6 +26,7 @@ Status CheckPointers(const JbwLaunchPlan& plan, const Pointers& pointers) {
   JBW_RETURN_IF_ERROR(CheckAligned("out", pointers.out, plan.out_align_bytes));
   // 16 bytes for the kernels' vector loads of the bias
   if (plan.bias_offset >= 0) JBW_RETURN_IF_ERROR(CheckAligned("bias", pointers.bias, kAlignBytes));
+  if (plan.workspace_offset >= 0) JBW_RETURN_IF_ERROR(CheckAligned("workspace", pointers.workspace, kAlignBytes));
   if (plan.tensor_maps[3].param_offset < 0) return {};
   return CheckAligned("residual", pointers.residual, kAlignBytes);
 }
@@ -43,6 +46,9 @@ Status FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, cons
     JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[3], "residual", pointers.residual, block + at));
   }
   if (plan.bias_offset >= 0) std::memcpy(block + plan.bias_offset, &pointers.bias, sizeof(pointers.bias));
+  if (plan.workspace_offset >= 0) {
+    std::memcpy(block + plan.workspace_offset, &pointers.workspace, sizeof(pointers.workspace));
+  }
   return {};
 }
 
@@ -86,6 +92,14 @@ Status LaunchError(const cuda::Driver& driver, const JbwLaunchPlan& plan, const 
                   " bytes of shared memory): the cause may be an earlier kernel on this device");
 }
 
+// A call's own value for raised flags. Flags are not zeroed: what lies in a workspace must not be taken for one.
+uint64_t NewToken() {
+  static std::atomic<uint64_t> num_tokens{0};
+  std::random_device device;
+  const uint64_t random = uint64_t{device()} << 32 | device();
+  return random + 0x9E3779B97F4A7C15 * num_tokens.fetch_add(1);  // an odd step: no two calls of a process share one
+}
+
 }  // namespace
 
 Status Call::Create(const KernelSpec& spec, const JbwLaunchRequest& request, bool has_buffers,
@@ -100,7 +114,9 @@ Status Call::Create(const KernelSpec& spec, const JbwLaunchRequest& request, boo
   }
   Kernel* kernel;
   JBW_RETURN_IF_ERROR(CubinCache::Global().Find(spec, &kernel));
-  call->reset(new Call(kernel, request));
+  JbwLaunchRequest own = request;
+  own.token = NewToken();
+  call->reset(new Call(kernel, own));
   return {};
 }
 
@@ -115,6 +131,7 @@ Status Call::Initialize(int device, const JbwLaunchRequest& buffers) {
   request.out = buffers.out;
   request.bias = buffers.bias;
   request.residual = buffers.residual;
+  request.workspace = buffers.workspace;
   request.max_active_clusters = kernel_->max_active_clusters(device);
   auto plan = std::make_unique<JbwLaunchPlan>();
   JBW_RETURN_IF_ERROR(MakeLaunchPlan(request, plan.get()));

@@ -15,7 +15,7 @@
 namespace jbw {
 
 struct Pointers {
-  void *a, *b, *out, *bias, *residual;
+  void *a, *b, *out, *bias, *residual, *workspace;
 };
 
 class Call {
@@ -28,7 +28,7 @@ class Call {
 
   const Optionals& optionals() const { return optionals_; }
 
-  // Loads the kernel and makes the plan of this device. `buffers`' five buffers are read, not its attributes.
+  // Loads the kernel and makes the plan of this device. `buffers`' six buffers are read, not its attributes.
   Status Initialize(int device, const JbwLaunchRequest& buffers);
 
   // Enqueues the kernel on `stream`. No allocation, no lock, no module load, no synchronisation.

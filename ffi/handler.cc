@@ -41,24 +41,28 @@ JbwBuffer Describe(const ffi::AnyBuffer& buffer) {
 // Some XLA versions show Instantiate no buffers at all: then the ranks stay -1 and Initialize checks.
 Status ReadBuffers(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets, const Optionals& has,
                    JbwLaunchRequest* request) {
-  request->a = request->b = request->out = request->bias = request->residual = {0, -1, {}};
+  request->a = request->b = request->out = request->bias = request->residual = request->workspace = {0, -1, {}};
   if (args.size() == 0 && rets.size() == 0) return {};
   std::vector<JbwBuffer*> operands = {&request->a, &request->b};
   if (has.bias) operands.push_back(&request->bias);
   if (has.residual) operands.push_back(&request->residual);
-  if (args.size() != operands.size() || rets.size() != 1) {
+  std::vector<JbwBuffer*> results = {&request->out};
+  if (has.workspace) results.push_back(&request->workspace);
+  if (args.size() != operands.size() || rets.size() != results.size()) {
     return InvalidArgument("the custom call requires operands a, b", has.bias ? ", bias" : "",
-                           has.residual ? ", residual" : "", " and one result, as its `params` say, got ", args.size(),
-                           " operands and ", rets.size(), " results");
+                           has.residual ? ", residual" : "", " and ", has.workspace ? "two results" : "one result",
+                           ", as its `params` say, got ", args.size(), " operands and ", rets.size(), " results");
   }
   for (size_t i = 0; i < args.size(); ++i) {
     ffi::ErrorOr<ffi::AnyBuffer> arg = args.get<ffi::AnyBuffer>(i);
     if (!arg.has_value()) return InvalidArgument("operand ", i, " requires a buffer, got ", arg.error().message());
     *operands[i] = Describe(*arg);
   }
-  ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> ret = rets.get<ffi::AnyBuffer>(0);
-  if (!ret.has_value()) return InvalidArgument("the result requires a buffer, got ", ret.error().message());
-  request->out = Describe(**ret);
+  for (size_t i = 0; i < rets.size(); ++i) {
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> ret = rets.get<ffi::AnyBuffer>(i);
+    if (!ret.has_value()) return InvalidArgument("result ", i, " requires a buffer, got ", ret.error().message());
+    *results[i] = Describe(**ret);
+  }
   return {};
 }
 
@@ -91,12 +95,13 @@ ffi::Error InitializeStage(int32_t device, MatmulState* state, ffi::RemainingArg
 }
 
 ffi::Error ExecuteStage(cuda::Stream stream, int32_t device, MatmulState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
-                        ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out) {
+                        ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets rest_out) {
   auto execute = [&] {
-    const auto [has_bias, has_residual] = state->call->optionals();  // Initialize has counted them
-    Pointers pointers = {a.untyped_data(), b.untyped_data(), out->untyped_data(), nullptr, nullptr};
+    const auto [has_bias, has_residual, has_workspace] = state->call->optionals();  // Initialize has counted them
+    Pointers pointers = {a.untyped_data(), b.untyped_data(), out->untyped_data(), nullptr, nullptr, nullptr};
     if (has_bias) pointers.bias = rest.get<ffi::AnyBuffer>(0)->untyped_data();
     if (has_residual) pointers.residual = rest.get<ffi::AnyBuffer>(has_bias ? 1 : 0)->untyped_data();
+    if (has_workspace) pointers.workspace = (*rest_out.get<ffi::AnyBuffer>(0))->untyped_data();
     return state->call->Execute(device, stream, pointers);
   };
   return ToFfi(Guard(execute));
@@ -117,7 +122,7 @@ JBW_EXPORT const void* jbw_matmul_type_info();
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_instantiate, jbw::InstantiateStage,
                               ffi::Ffi::Bind<ffi::ExecutionStage::kInstantiate>()
                                   .RemainingArgs()  // a, b, bias, residual, or nothing
-                                  .RemainingRets()  // out, or nothing
+                                  .RemainingRets()  // out, workspace, or nothing
                                   .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_initialize, jbw::InitializeStage,
@@ -125,17 +130,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_initialize, jbw::InitializeStage,
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .Ctx<ffi::State<jbw::MatmulState>>()
                                   .RemainingArgs()    // a, b, bias, residual
-                                  .RemainingRets());  // out
+                                  .RemainingRets());  // out, workspace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_execute, jbw::ExecuteStage,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<jbw::cuda::Stream>>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .Ctx<ffi::State<jbw::MatmulState>>()
-                                  .Arg<ffi::AnyBuffer>()   // a
-                                  .Arg<ffi::AnyBuffer>()   // b
-                                  .RemainingArgs()         // bias, residual
-                                  .Ret<ffi::AnyBuffer>(),  // out
+                                  .Arg<ffi::AnyBuffer>()  // a
+                                  .Arg<ffi::AnyBuffer>()  // b
+                                  .RemainingArgs()        // bias, residual
+                                  .Ret<ffi::AnyBuffer>()  // out
+                                  .RemainingRets(),       // workspace
                               {ffi::Traits::kCmdBufferCompatible});
 
 void* jbw_matmul_type_id() { return &jbw::MatmulState::id; }

@@ -15,6 +15,9 @@ constexpr int64_t kMaxClusterCtas = 16;                      // of H100 and B200
 constexpr const char* kNames[4] = {"a", "b", "out", "residual"};
 constexpr ParamKind kTensorMaps[4] = {kTmaA, kTmaB, kTmaC, kTmaR};
 
+constexpr int64_t kFlagBytes = 4096;     // Python's tile.FLAG_BYTES
+constexpr int64_t kFlagBytesOfCta = 16;  // two store groups
+
 int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 ParamList Params(const JbwLaunchRequest& request) { return {request.params, request.num_params, request.param_bytes}; }
@@ -78,6 +81,17 @@ Status CheckBoxes(const JbwLaunchRequest& request) {
   return {};
 }
 
+// How many clusters the workspace has room for: flags and a float32 accumulator for each of their CTAs.
+Status WorkspaceClusters(const JbwLaunchRequest& request, int64_t* num_clusters) {
+  const int64_t ctas = int64_t{request.cluster_m} * request.cluster_n * request.cluster_k;
+  const int64_t cluster_bytes = ctas * request.cta_m * request.mma_n * 4;
+  const int64_t bytes = request.workspace.dims[0];
+  *num_clusters = std::min((bytes - kFlagBytes) / cluster_bytes, kFlagBytes / (kFlagBytesOfCta * ctas));
+  if (request.workspace.rank == 1 && *num_clusters >= 1) return {};
+  return InvalidArgument("the workspace requires rank 1 and at least ", kFlagBytes + cluster_bytes, " bytes, got rank ",
+                         request.workspace.rank, " and ", bytes);
+}
+
 // A cluster tile is cluster_m * cta_m rows by cluster_n * mma_n columns; the cluster's CTAs along z divide its k.
 Status PlanGrid(const JbwLaunchRequest& request, const Sizes& sizes, JbwLaunchPlan* plan) {
   JBW_RETURN_IF_ERROR(CheckRange("max_active_clusters", request.max_active_clusters, 1, kInt32Max));
@@ -89,8 +103,13 @@ Status PlanGrid(const JbwLaunchRequest& request, const Sizes& sizes, JbwLaunchPl
                            tiles_n, " x ", sizes.batch, ": split the batch");
   }
   plan->num_cluster_tiles = tiles_mn * sizes.batch;
-  const int64_t num_clusters =
+  int64_t num_clusters =
       std::min({plan->num_cluster_tiles, int64_t{request.max_active_clusters}, kMaxGridZ / request.cluster_k});
+  if (Has(request, kWorkspace)) {  // tiles that fill no wave occupy a cluster for each of their parts
+    int64_t with_room;
+    JBW_RETURN_IF_ERROR(WorkspaceClusters(request, &with_room));
+    num_clusters = std::min({num_clusters * request.tail_parts, int64_t{request.max_active_clusters}, with_room});
+  }
   plan->grid[0] = plan->cluster[0] = static_cast<uint32_t>(request.cluster_m);
   plan->grid[1] = plan->cluster[1] = static_cast<uint32_t>(request.cluster_n);
   plan->cluster[2] = static_cast<uint32_t>(request.cluster_k);
@@ -160,7 +179,9 @@ Status PlanTensorMaps(const JbwLaunchRequest& request, JbwLaunchPlan* plan) {
 
 }  // namespace
 
-Optionals OptionalsOf(const JbwLaunchRequest& request) { return {Has(request, kBias), Has(request, kTmaR)}; }
+Optionals OptionalsOf(const JbwLaunchRequest& request) {
+  return {Has(request, kBias), Has(request, kTmaR), Has(request, kWorkspace)};
+}
 
 Status CheckAttributes(const JbwLaunchRequest& request) {
   JBW_RETURN_IF_ERROR(CheckParams(Params(request)));
@@ -175,6 +196,7 @@ Status CheckAttributes(const JbwLaunchRequest& request) {
   JBW_RETURN_IF_ERROR(CheckRange("a_l2", request.a_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("b_l2", request.b_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("pdl", request.pdl, 0, 1));
+  JBW_RETURN_IF_ERROR(CheckRange("tail_parts", request.tail_parts, 1, kMaxGridZ));
   return CheckBoxes(request);
 }
 
@@ -188,13 +210,15 @@ Status MakeLaunchPlan(const JbwLaunchRequest& request, JbwLaunchPlan* plan) {
   JBW_RETURN_IF_ERROR(PlanTensorMaps(request, plan));
   plan->c_offset = FindParam(Params(request), kC);
   plan->bias_offset = FindParam(Params(request), kBias);
+  plan->workspace_offset = FindParam(Params(request), kWorkspace);
   plan->out_align_bytes = plan->c_offset < 0 ? kAlignBytes : static_cast<int32_t>(DtypeBytes(request.out.dtype));
   plan->pdl = request.pdl;
   plan->num_params = request.num_params;
   for (int i = 0; i < request.num_params; ++i) plan->param_offsets[i] = request.params[i].offset;
   plan->param_bytes = request.param_bytes;
   PackParams(Params(request),
-             {sizes, request.raster_group, request.raster_along_n, request.a_l2, request.b_l2, request.alpha},
+             {sizes, request.raster_group, request.raster_along_n, request.a_l2, request.b_l2, request.tail_parts,
+              request.alpha, request.token},
              plan->params);
   return {};
 }

@@ -13,17 +13,19 @@
 
 extern "C" {
 
-// One custom call. `a`, `b`, `out`, `bias` and `residual` are its buffers; the rest are its attributes, under their
-// names.
+// One custom call. `a`, `b`, `out`, `bias`, `residual` and `workspace` are its buffers; the rest are its attributes,
+// under their names.
 struct JbwLaunchRequest {
-  JbwBuffer a, b, out, bias, residual;
+  JbwBuffer a, b, out, bias, residual, workspace;
   int32_t a_major, b_major, c_major;  // the characters 'k', 'm', 'n'
   int32_t cta_m, mma_n, cluster_m, cluster_n, cluster_k;
   int32_t num_threads, smem_bytes;
   int32_t raster_group, raster_along_n;
   int32_t a_l2, b_l2;  // as in ParamValues
+  int32_t tail_parts;  // into how many parts of k the tiles of the last, partial wave are divided, if the kernel can
   int32_t pdl;         // 1: the kernel may start before the one before it ends
   float alpha;
+  uint64_t token;                 // the value of a raised flag in the workspace
   int32_t box[3][3];              // of a, b, out (and the residual); innermost first; zeros where no tensor map is
   int32_t swizzle_bytes[3];       // the same
   int32_t swizzle_atom_bytes[3];  // the same; 16, or 32 for operands of 4 bytes whose k is not contiguous
@@ -46,9 +48,9 @@ struct JbwLaunchPlan {
   uint32_t grid[3], block[3], cluster[3];
   uint32_t smem_bytes;
   int64_t num_cluster_tiles;
-  JbwTensorMapSpec tensor_maps[4];  // a, b, out, residual
-  int32_t c_offset, bias_offset;    // where the pointers to the result and the bias go; -1: nowhere
-  int32_t out_align_bytes;          // what the result's address must be a multiple of
+  JbwTensorMapSpec tensor_maps[4];                  // a, b, out, residual
+  int32_t c_offset, bias_offset, workspace_offset;  // where the pointers to these go; -1: nowhere
+  int32_t out_align_bytes;                          // what the result's address must be a multiple of
   int32_t pdl;
   int32_t num_params;
   int32_t param_offsets[JBW_MAX_PARAMS];  // of the kernel's parameters, in its order

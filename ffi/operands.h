@@ -29,7 +29,7 @@ struct Buffers {
 };
 
 struct Optionals {
-  bool bias, residual;  // whether the kernel takes one
+  bool bias, residual, workspace;  // whether the kernel takes one
 };
 
 struct Sizes {

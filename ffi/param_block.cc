@@ -26,6 +26,9 @@ constexpr KindFacts kKinds[kNumParamKinds] = {
     {"raster_along_n", 4, 4},
     {"a_policy", 8, 8},
     {"b_policy", 8, 8},
+    {"tail_parts", 4, 4},
+    {"workspace", 8, 8},
+    {"token", 8, 8},
     {"alpha", 4, 4},
     {"bias", 8, 8},
 };
@@ -130,6 +133,10 @@ void PackParams(const ParamList& list, const ParamValues& values, unsigned char*
       Store(block, param.offset, values.alpha);
     } else if (param.kind == kAPolicy || param.kind == kBPolicy) {
       Store(block, param.offset, kL2Policies[param.kind == kAPolicy ? values.a_l2 : values.b_l2]);
+    } else if (param.kind == kToken) {
+      Store(block, param.offset, values.token);
+    } else if (param.kind == kTailParts) {
+      Store(block, param.offset, values.tail_parts);
     } else if (param.kind >= kM && param.kind <= kRasterAlongN) {
       Store(block, param.offset, IntValue(param.kind, values));
     }

@@ -8,7 +8,7 @@
 #include "operands.h"
 #include "status.h"
 
-#define JBW_MAX_PARAMS 16
+#define JBW_MAX_PARAMS 20
 #define JBW_MAX_PARAM_BYTES 1024
 
 extern "C" {
@@ -38,6 +38,9 @@ enum ParamKind : int32_t {
   kRasterAlongN,
   kAPolicy,
   kBPolicy,
+  kTailParts,
+  kWorkspace,
+  kToken,
   kAlpha,
   kBias,
   kNumParamKinds,
@@ -60,7 +63,9 @@ struct ParamValues {
   Sizes sizes;
   int32_t raster_group, raster_along_n;
   int32_t a_l2, b_l2;  // 0: normal, 1: evict_first, 2: evict_last
+  int32_t tail_parts;
   float alpha;
+  uint64_t token;
 };
 
 // Writes every leaf that is not an address into `block`, which is param_bytes long.

@@ -35,6 +35,9 @@ PARAM_KINDS = (
     "raster_along_n",
     "a_policy",
     "b_policy",
+    "tail_parts",
+    "workspace",
+    "token",
     "alpha",
     "bias",
 )

@@ -41,6 +41,7 @@ START_CYCLES = 1000  # of a CTA: barriers, TMEM, meeting its cluster; fitted
 ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies; fitted
 THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores; fitted
 HOPPER_THREAD_STORE_CYCLES = 0.25  # the same of our own 2-byte stores, 8192x50257x768 on an H200
+TAIL_CYCLES = 2500  # of leaving a part of a tile in the workspace and finding all others' there; assumed
 EXCHANGE_CYCLES = 2500, 600  # of a tile that is split along k, and for each CTA that meets; six products on an H200
 
 
@@ -133,6 +134,33 @@ def num_waves(tile: Tile, problem: Problem, arch: Arch) -> int:
     """Rounds of cluster tiles, one CTA a SM."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
     return _ceil_div(tiles_m * tiles_n * problem.batch, concurrent_clusters(tile, arch))
+
+
+def tail_tiles(tile: Tile, problem: Problem, arch: Arch) -> int:
+    """Cluster tiles that fill no whole wave."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    return tiles_m * tiles_n * problem.batch % concurrent_clusters(tile, arch)
+
+
+def tail_parts(tile: Tile, problem: Problem, arch: Arch) -> int:
+    """Into how many parts of k the tiles of the tail are best divided: no more than there are clusters and k tiles for.
+
+    More parts are shorter, but one CTA adds them all up.
+    """
+    tiles = tail_tiles(tile, problem, arch)
+    if not tile.split_tail or tiles == 0:
+        return 1
+    most = min(concurrent_clusters(tile, arch) // tiles, _ceil_div(problem.k, tile.k_tile))
+    in_bytes = DTYPE_BYTES[problem.a_dtype]
+    step = _overlapped(mma_cycles(tile, in_bytes, arch), fill_cycles(tile, in_bytes, arch), OVERLAP)
+    return min(range(1, most + 1), key=lambda parts: _tail_cycles(tile, problem, arch, step, parts))
+
+
+def _tail_cycles(tile: Tile, problem: Problem, arch: Arch, step: float, parts: int) -> float:
+    """Main loop and exchange of a tile of the tail in so many parts."""
+    main = _ceil_div(_ceil_div(problem.k, tile.k_tile), parts) * step
+    part = 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
+    return main + (TAIL_CYCLES + part * (parts - 1) if parts > 1 else 0)
 
 
 def concurrent_clusters(tile: Tile, arch: Arch) -> int:
@@ -246,9 +274,11 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
+    parts = tail_parts(tile, problem, arch)
     latency = load_latency(tile, in_bytes) * clock / arch.clock_ghz
     start = START_CYCLES + latency
-    main = k_steps(tile, problem) * _step_cycles(tile, in_bytes, arch, schedule, clock)
+    step = _step_cycles(tile, in_bytes, arch, schedule, clock)
+    main = k_steps(tile, problem) * step
     epilogue = COMMIT_CYCLES[tile.cta_group] if family(arch.target) == "blackwell" else 0.0
     rate = store_rate(tile, problem, arch)
     epilogue += epilogue_cycles(tile, DTYPE_BYTES[problem.out_dtype], arch, schedule.store, rate)
@@ -259,6 +289,8 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
         return start + main + (waves - 1) * max(main, epilogue) + epilogue
     if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop
         return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
+    if parts > 1:
+        return start + (waves - 1) * (main + epilogue) + _tail_cycles(tile, problem, arch, step, parts) + epilogue
     refill = 0.0 if schedule.loads_run_ahead else latency
     return start + waves * (main + epilogue) + (waves - 1) * refill
 

@@ -22,10 +22,11 @@ from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorM
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import padding
+from jax_bwgemm.tile import padding, workspace_bytes
 
 _ELEMENTS = {0: "u8", 3: "s32", 6: "f16", 7: "f32", 9: "bf16", 11: "tf32"}  # CUtensorMapDataType
 _POISON = -0x21524111  # of an integer result, 0xDEADBEEF; others start as NaN
+_TOKEN = 0x5EED_F1A6_5EED_F1A6  # of raised flags
 _records: list[list[Run]] = []
 
 
@@ -65,6 +66,7 @@ class Kernel:
     module: Module
     problem: Problem
     plan: ffi.LaunchPlan
+    workspace_bytes: int = 0
 
     def __call__(self, *operands: Any) -> np.ndarray:
         """The result, (l, m, n) or (l, n, m) by `problem.c_major`, of a, b and, if there are any, bias and residual.
@@ -85,6 +87,7 @@ class Kernel:
         for name, spec in zip("ab", self.plan.tensor_maps[:2], strict=True):
             arrays[name] = _padded(arrays[name], spec)
         out = np.full(_shapes(self.problem)["out"], _POISON if dtype == "int32" else np.nan, dtype)
+        arrays["workspace"] = np.full(self.workspace_bytes, 0xFF, np.uint8)  # a quiet NaN in every float32
         memory = Memory()
         addresses = {name: memory.register(array, name) for name, array in (arrays | {"c": out}).items()}
         counters = run(self.module, self._launch(addresses), memory, **options)
@@ -96,7 +99,8 @@ class Kernel:
         for name, spec in zip("abcr", plan.tensor_maps, strict=True):
             if spec.param_offset >= 0:
                 leaves[spec.param_offset] = _tensor_map(spec, addresses[name], name)
-        leaves |= {plan.c_offset: addresses["c"], plan.bias_offset: addresses.get("bias", 0)}  # -1 is nobody's offset
+        pointers = {plan.c_offset: "c", plan.bias_offset: "bias", plan.workspace_offset: "workspace"}
+        leaves |= {offset: addresses.get(name, 0) for offset, name in pointers.items()}  # -1 is nobody's offset
         params = tuple(leaves[offset] for offset in plan.param_offsets[: plan.num_params])
         grid, threads, cluster = ((x, y, z) for x, y, z in (plan.grid, plan.block, plan.cluster))
         return Launch(grid, threads, params, cluster, plan.smem_bytes, self.entry.entry)
@@ -122,7 +126,8 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
         raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
     clusters = plan.arch.num_sms // entry.variant.tile.cluster_ctas if max_clusters is None else max_clusters
     launch_plan = ffi.launch_plan(_request(plan, entry, clusters))
-    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan)
+    workspace = workspace_bytes(entry.variant.tile, clusters)
+    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan, workspace)
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,17 +159,23 @@ def _request(plan: Plan, entry: Entry, max_clusters: int) -> ffi.LaunchRequest:
     dtypes, shapes = {"a": p.a_dtype, "b": p.b_dtype, "out": p.out_dtype}, _shapes(p)
     extras: dict[str, tuple[int, ...]] = {"bias": (p.n,)} if p.epilogue.has_bias else {}
     extras |= {"residual": shapes["out"]} if p.epilogue.has_residual else {}
+    if size := workspace_bytes(tile, max_clusters):
+        extras["workspace"] = (size,)
     request = ffi.LaunchRequest(
         **{name: ffi.Buffer.of(dtypes[name], shape) for name, shape in shapes.items()},
-        **{name: ffi.Buffer.of(p.out_dtype, shape) for name, shape in extras.items()},
+        **{
+            name: ffi.Buffer.of("uint8" if name == "workspace" else p.out_dtype, shape)
+            for name, shape in extras.items()
+        },
         **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
         **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
         **{name: getattr(entry, name) for name in ("num_threads", "smem_bytes", "param_bytes")},
-        **{name: getattr(plan, name) for name in ("raster_group", "raster_along_n")},
+        **{name: getattr(plan, name) for name in ("raster_group", "raster_along_n", "tail_parts")},
         a_l2=ffi.L2_CODES[plan.a_l2],
         b_l2=ffi.L2_CODES[plan.b_l2],
         alpha=p.epilogue.alpha,
         num_params=len(entry.params),
+        token=_TOKEN,
         max_active_clusters=max_clusters,
     )
     for i, facts in enumerate(map(entry.tma.get, "abc")):

@@ -35,7 +35,7 @@ DTYPE_CODES = {
 }  # XLA_FFI_DataType
 L2_CODES = {"normal": 0, "evict_first": 1, "evict_last": 2}
 
-_MAX_PARAMS = 16
+_MAX_PARAMS = 20
 _MAX_PARAM_BYTES = 1024
 _ERROR_BYTES = 4096
 _REMEDY = "reinstall jax_bwgemm, or build the library with `cmake -S ffi -B build/ffi && cmake --build build/ffi`"
@@ -68,12 +68,13 @@ class LaunchRequest(ctypes.Structure):
     """One custom call: its buffers, its attributes, and `max_active_clusters` of the device."""
 
     _fields_ = [
-        *((name, Buffer) for name in ("a", "b", "out", "bias", "residual")),
+        *((name, Buffer) for name in ("a", "b", "out", "bias", "residual", "workspace")),
         *((name, ctypes.c_int32) for name in ("a_major", "b_major", "c_major")),  # ord("k"), ord("m"), ord("n")
         *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")),
         *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "raster_group", "raster_along_n")),
-        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "pdl")),
+        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "tail_parts", "pdl")),
         ("alpha", ctypes.c_float),
+        ("token", ctypes.c_uint64),  # the value of a raised flag in the workspace
         ("box", ctypes.c_int32 * 3 * 3),  # of a, b, out (and residual); innermost first; zeros where no tensor map is
         ("swizzle_bytes", ctypes.c_int32 * 3),
         ("swizzle_atom_bytes", ctypes.c_int32 * 3),
@@ -84,7 +85,8 @@ class LaunchRequest(ctypes.Structure):
     ]
 
     def __init__(self, **fields: Any) -> None:
-        super().__init__(**({"bias": Buffer.none(), "residual": Buffer.none()} | fields))
+        absent = {name: Buffer.none() for name in ("bias", "residual", "workspace")}
+        super().__init__(**(absent | {"tail_parts": 1} | fields))
 
 
 class TensorMapSpec(ctypes.Structure):
@@ -111,6 +113,7 @@ class LaunchPlan(ctypes.Structure):
         ("tensor_maps", TensorMapSpec * 4),  # of a, b, out, residual
         ("c_offset", ctypes.c_int32),  # -1: a tensor map in its place
         ("bias_offset", ctypes.c_int32),  # -1: no bias
+        ("workspace_offset", ctypes.c_int32),  # -1: none
         ("out_align_bytes", ctypes.c_int32),
         ("pdl", ctypes.c_int32),
         ("num_params", ctypes.c_int32),

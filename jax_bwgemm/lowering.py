@@ -13,6 +13,7 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
 from jax_bwgemm.config import report_fallback
+from jax_bwgemm.cost import concurrent_clusters
 from jax_bwgemm.decision import Decision, decide, without_epilogue
 from jax_bwgemm.ffi import L2_CODES, TARGET_NAME
 from jax_bwgemm.precision import why_not_precision
@@ -20,6 +21,7 @@ from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.reference import apply_epilogue, reference
 from jax_bwgemm.shape_rules import extras, problem_of
+from jax_bwgemm.tile import workspace_bytes
 from jax_bwgemm.ways import Way, take, ways
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
@@ -123,7 +125,17 @@ def _decide(problem: Problem, params: dict[str, Any], compiles: bool) -> Decisio
 
 
 def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
-    return jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))
+    """A workspace is a second result, which nobody reads."""
+    if size := workspace_of(decision):
+        ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((size,), np.dtype(np.uint8))])
+    return jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))[:1]
+
+
+def workspace_of(decision: Decision) -> int:
+    """Bytes; 0 if the kernel takes none."""
+    plan = decision.plan
+    assert plan is not None and plan.tile is not None  # the caller has a kernel
+    return workspace_bytes(plan.tile, concurrent_clusters(plan.tile, plan.arch))
 
 
 def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
@@ -163,6 +175,7 @@ def attributes(decision: Decision) -> dict[str, Any]:
         "raster_along_n": plan.raster_along_n,
         "a_l2": L2_CODES[plan.a_l2],
         "b_l2": L2_CODES[plan.b_l2],
+        "tail_parts": plan.tail_parts,
         "pdl": int(plan.pdl),
         "param_bytes": entry.param_bytes,
     }

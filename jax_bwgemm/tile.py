@@ -14,6 +14,7 @@ STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several s
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
+FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 TMEM_LANES = 128
 INT32_MAX = 2**31 - 1
@@ -26,7 +27,8 @@ class Tile:
     `cta_group` 2 spreads it over a CTA pair, each half holding half the rows of A and of the result and `load_n`
     columns of B. `num_accs` MMA tiles lie along m and share each stage of B. `k_tile` is in elements; the cluster in
     CTAs, of which `cluster_k` divide k among themselves and add their parts up. `pingpong` (Hopper): two warpgroups,
-    each with a tile of its own, take turns at the tensor cores.
+    each with a tile of its own, take turns at the tensor cores. `split_tail` (Hopper): the tiles that fill no whole
+    wave of clusters are divided along k between all of them, which meet in a workspace in global memory.
     """
 
     mma_m: int
@@ -38,6 +40,7 @@ class Tile:
     cluster_k: int = 1
     num_accs: int = 1
     pingpong: bool = False
+    split_tail: bool = False
 
     @property
     def cta_m(self) -> int:
@@ -62,20 +65,22 @@ class Tile:
     def __str__(self) -> str:
         accs = f"_acc{self.num_accs}" if self.num_accs > 1 else ""
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
-        pingpong = "_pingpong" if self.pingpong else ""
-        return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{pingpong}"
+        ways = ("_pingpong" if self.pingpong else "") + ("_tail" if self.split_tail else "")
+        return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
     def from_str(cls, text: str) -> Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
-        pattern = r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?"
+        pattern = r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_tail)?"
         match = re.fullmatch(pattern, text)
         if match is None:
             raise ValueError(f"`tile` requires the form '128x256x64_cta1_cluster2x1', got {text!r}")
         mma_m, mma_n, k_tile, accs, cta_group, cluster_m, cluster_n, cluster_k = (
             int(x or 1) for x in match.groups()[:8]
         )
-        return cls(mma_m, mma_n, k_tile, cta_group, cluster_m, cluster_n, cluster_k, accs, match[9] is not None)
+        return cls(
+            mma_m, mma_n, k_tile, cta_group, cluster_m, cluster_n, cluster_k, accs, *map(bool, match.groups()[8:])
+        )
 
 
 SHIPPED_TILES = {
@@ -95,6 +100,10 @@ SHIPPED_TILES = {
         Tile(128, 128, cluster_k=2),
         Tile(128, 128, cluster_k=4),
         Tile(64, 128, cluster_k=2),
+        Tile(128, 256, cluster_m=2, split_tail=True),
+        Tile(128, 256, split_tail=True),
+        Tile(256, 128, cluster_n=2, split_tail=True),
+        Tile(128, 128, cluster_m=2, split_tail=True),
     ),
     "blackwell": (
         Tile(256, 256, cta_group=2, cluster_m=2),
@@ -222,6 +231,11 @@ def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool =
     return EPILOGUE_STAGES * store_box_bytes(tile, out_dtype, target) * (1 + has_residual)
 
 
+def workspace_bytes(tile: Tile, num_clusters: int) -> int:
+    """Global memory beside the operands: flags and a float32 accumulator for each CTA, where the tail is split."""
+    return FLAG_BYTES + 4 * tile.cta_m * tile.mma_n * tile.cluster_ctas * num_clusters if tile.split_tail else 0
+
+
 def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, has_residual: bool = False) -> int:
     """As many stages as shared memory allows beside the barriers and the epilogue's buffers."""
     free = arch.smem_bytes - BARRIER_BYTES - epilogue_bytes(tile, out_dtype, arch.target, has_residual)
@@ -346,6 +360,8 @@ def _why_not_cluster(tile: Tile) -> str | None:
         return f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, got {got}"
     if tile.cluster_m % tile.cta_group:
         return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
+    if tile.split_tail and (tile.cluster_k > 1 or tile.pingpong):
+        return f"`split_tail` requires cluster_k 1 and no ping-pong, got {tile}"
     if tile.cluster_k > 1 and (tile.cluster_m, tile.cluster_n, tile.num_accs) != (tile.cta_group, 1, 1):
         return f"`cluster_k` above 1 requires cluster {tile.cta_group}x1 and one accumulator, got {tile}"
     return None
@@ -385,6 +401,8 @@ def _why_not_hopper(tile: Tile) -> str | None:
 def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
     if tile.pingpong:
         return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
+    if tile.split_tail:
+        return "`split_tail` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
     if tile.cta_group not in (1, 2):
         return f"`cta_group` requires 1 or 2, got {tile.cta_group}"
     legal_m = (64, 128) if tile.cta_group == 1 else (128, 256)

@@ -14,6 +14,7 @@ from jax_bwgemm.kernels.epilogue import Epilogue
 from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
 from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.split_tail import Item, Tail, item_of, tail_of
 from jax_bwgemm.problem import INT8_DTYPES
 from jax_bwgemm.tile import (
     EPILOGUE_STAGES,
@@ -50,13 +51,14 @@ class Hints(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The tiles of one cluster, in its order: indices `first`, `first + step`, ... below `num_tiles`.
+    """The work of one cluster, in its order: items `first`, `first + step`, ... below `num_items`. An item is a tile,
+    or in a split `tail` a part of one.
 
     Of each tile's k tiles this CTA multiplies `k_count` from `k_first` on. (x, y, z): its place in the cluster.
     """
 
     order: TileOrder
-    num_tiles: Uint32
+    num_items: Uint32
     first: Uint32
     step: Uint32
     k_first: Int32
@@ -64,6 +66,12 @@ class Walk(NamedTuple):
     x: Int32
     y: Int32
     z: Int32
+    tail: Tail | None = None
+
+    def item_of(self, idx: Uint32) -> Item:
+        if self.tail is None:
+            return Item(idx, self.k_first, self.k_count, Uint32(0), Uint32(0))
+        return item_of(self.tail, idx, self.k_count)
 
     def tile_of(self, tile: Tile, idx: Uint32) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) of this CTA's tile, in units of cta_m, mma_n and 1."""
@@ -121,7 +129,7 @@ class Gemm:
         given = {"alpha": alpha, "bias": bias}
         return tuple(given[param] for param in self.epilogue.params)
 
-    def walk(self, sizes: Sizes) -> Walk:
+    def walk(self, sizes: Sizes, tail_args: tuple[Any, ...] = ()) -> Walk:
         tile = self.tile
         x, y, block_z = cute.arch.block_idx()
         rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
@@ -130,6 +138,10 @@ class Gemm:
         num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
         k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
         first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
+        if cutlass.const_expr(tile.split_tail):
+            tail = tail_of(num_tiles, step, k_tiles, *tail_args)
+            num_items = tail.first + tail.tiles * tail.parts
+            return Walk(order, num_items, first, step, Int32(0), k_tiles, x, y, Int32(0), tail)
         if cutlass.const_expr(tile.cluster_k == 1):
             return Walk(order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
         z = block_z % tile.cluster_k
@@ -184,16 +196,17 @@ class Gemm:
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         phase = Int32(0)
         idx = walk.first
-        while idx < walk.num_tiles:
-            m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
+        while idx < walk.num_items:
+            item = walk.item_of(idx)
+            m_idx, n_idx, l_idx = walk.tile_of(tile, item.tile_idx)
             Ag_tile = Ag[None, m_idx // tile.cta_group, None, l_idx * sizes.a_batch_step]
             Bg_tile = Bg[None, n_idx, None, l_idx * sizes.b_batch_step]
-            for k_idx in cutlass.range(walk.k_count, unroll=1):
+            for k_idx in cutlass.range(item.k_count, unroll=1):
                 ab.producer_acquire(state)
                 barrier = ab.producer_get_barrier(state)
                 cute.copy(
                     tma_a,
-                    Ag_tile[None, walk.k_first + k_idx],
+                    Ag_tile[None, item.k_first + k_idx],
                     As[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=a_mask if cutlass.const_expr(tile.cluster_n > 1) else None,
@@ -201,7 +214,7 @@ class Gemm:
                 )
                 cute.copy(
                     tma_b,
-                    Bg_tile[None, walk.k_first + k_idx],
+                    Bg_tile[None, item.k_first + k_idx],
                     Bs[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=b_mask if cutlass.const_expr(tile.cluster_m > tile.cta_group) else None,

@@ -302,7 +302,7 @@ class Sm100Gemm(Gemm):
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             write = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.acc_stages)
             idx = walk.first
-            while idx < walk.num_tiles:
+            while idx < walk.num_items:
                 acc.producer_acquire(write)
                 tC_tile = tC[None, None, None, write.index]
                 mma.set(tcgen05.Field.ACCUMULATE, False)
@@ -363,7 +363,7 @@ class Sm100Gemm(Gemm):
         add = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, EPILOGUE_STAGES)
         phase = Int32(0)
         idx = walk.first
-        while idx < walk.num_tiles:
+        while idx < walk.num_items:
             m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
             row, col = self.first_box(m_idx, n_idx, group.idx)
             self.reclaim(group, self.group_threads)
@@ -419,7 +419,7 @@ class Sm100Gemm(Gemm):
         tile = self.tile
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, EPILOGUE_STAGES)
         idx = walk.first
-        while idx < walk.num_tiles:
+        while idx < walk.num_items:
             m_idx, n_idx, l_idx = walk.tile_of(tile, idx)
             for j in cutlass.range_constexpr(tile.num_accs * self.boxes):
                 residual.producer_acquire(state)

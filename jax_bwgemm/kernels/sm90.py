@@ -34,11 +34,12 @@ from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.kernels import pipelines, split_k
+from jax_bwgemm.kernels import pipelines, split_k, split_tail
 from jax_bwgemm.kernels.epilogue import fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Hints, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
 from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.split_tail import Item, Tail
 from jax_bwgemm.tile import EPILOGUE_STAGES
 from jax_bwgemm.variant import Variant
 
@@ -95,6 +96,9 @@ class Sm90Gemm(Gemm):
         c: cute.Tensor,
         sizes: Sizes,
         hints: Hints,
+        tail_parts: Int32,
+        workspace: cute.Pointer,
+        token: Int64,
         alpha: Float32,
         bias: cute.Pointer,
     ) -> None:
@@ -122,7 +126,8 @@ class Sm90Gemm(Gemm):
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
         if cutlass.const_expr(self.store_kind == "tma"):
             self.tma_boxes["c"] = dsl_box(out)
-        self.kernel(tma_a, tma_b, out, sizes, hints, self.epilogue_args(alpha, bias)).launch(
+        tail_args = (tail_parts, workspace, token) if cutlass.const_expr(tile.split_tail) else ()
+        self.kernel(tma_a, tma_b, out, sizes, hints, tail_args, self.epilogue_args(alpha, bias)).launch(
             grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
@@ -134,6 +139,7 @@ class Sm90Gemm(Gemm):
         out: Any,
         sizes: Sizes,
         hints: Hints,
+        tail_args: tuple[Any, ...],
         args: tuple[Any, ...],
     ) -> None:
         tile = self.tile
@@ -171,7 +177,7 @@ class Sm90Gemm(Gemm):
                 with cute.arch.elect_one():
                     split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
-        walk = self.walk(sizes)
+        walk = self.walk(sizes, tail_args)
         mA, mB, mC = self.coordinate_tensors(sizes)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
@@ -243,11 +249,12 @@ class Sm90Gemm(Gemm):
             idx, step = walk.first + Uint32(group.idx) * walk.step, 2 * walk.step
             if group.idx == 1:
                 read.advance(walk.k_count)
-        while idx < walk.num_tiles:
+        while idx < walk.num_items:
+            item = walk.item_of(idx)
             if cutlass.const_expr(tile.cluster_k > 1):
-                at = self.first_box(walk, idx, group)
+                at = self.first_box(walk, item, group)
                 if walk.k_count > 0:
-                    read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, idx, group)
+                    read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, item, group)
                     warpgroup.wait_group(0)
                     ab.consumer_release(last)
                 cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=self.consumers)
@@ -257,15 +264,18 @@ class Sm90Gemm(Gemm):
                 if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
                     if idx != walk.first:
                         cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
-                read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, idx, group)
+                read, last, at = self.main_loop(acc, fA, fB, ab, read, walk, item, group)
                 if cutlass.const_expr(tile.pingpong):
                     read.advance(walk.k_count)
-                    if idx + walk.step < walk.num_tiles:
+                    if idx + walk.step < walk.num_items:
                         other = TURN_BARRIER + 1 - group.idx
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
                 warpgroup.wait_group(0)
                 ab.consumer_release(last)
-                self.store(acc, outlet, at, group, sizes, args)
+                if cutlass.const_expr(tile.split_tail):
+                    self.store_item(acc, outlet, at, item, group, tidx, walk, sizes, args)
+                else:
+                    self.store(acc, outlet, at, group, sizes, args)
             idx += step
         self.finish_stores(group)
 
@@ -278,7 +288,7 @@ class Sm90Gemm(Gemm):
         ab: pipeline.PipelineTmaAsync,
         read: pipeline.PipelineState,
         walk: Walk,
-        idx: Uint32,
+        item: Item,
         group: StoreGroup,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32]]:
         """`acc` = the sum over a tile's stages from `read` on, at least one. Returns the state behind them, that of the
@@ -293,8 +303,8 @@ class Sm90Gemm(Gemm):
             mma.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
         read.advance()
-        at = self.first_box(walk, idx, group)  # its divisions run beside the first wgmmas
-        for _ in cutlass.range(1, walk.k_count, unroll=1):
+        at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
+        for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                 cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
@@ -349,6 +359,42 @@ class Sm90Gemm(Gemm):
         split_k.part(split, tile, walk.x, phase)
 
     @cute.jit
+    def store_item(
+        self,
+        acc: cute.Tensor,
+        outlet: Outlet,
+        at: Any,
+        item: Item,
+        group: StoreGroup,
+        tidx: Int32,
+        walk: Walk,
+        sizes: Sizes,
+        args: tuple[Any, ...],
+    ) -> None:
+        """The same with a split tail: all parts of a tile but the last one go to the workspace, whence that one adds
+        them."""
+        flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
+        if item.part < item.last:
+            split_tail.leave_part(
+                self.tail(walk), flat, self.slot(walk, walk.first), tidx, group, self.warpgroups, self.consumers
+            )
+        else:
+            for part in cutlass.range(item.last, unroll=1):
+                cluster = walk.first - (item.last - part) * self.tail(walk).tiles
+                split_tail.add_part(
+                    self.tail(walk), flat, self.slot(walk, cluster), tidx, group, self.warpgroups, self.consumers
+                )
+            self.store(acc, outlet, at, group, sizes, args)
+
+    def tail(self, walk: Walk) -> Tail:
+        assert walk.tail is not None  # the tile splits it
+        return walk.tail
+
+    def slot(self, walk: Walk, cluster: Uint32) -> Int32:
+        """Of the workspace: that of the CTA at this one's place in a cluster."""
+        return Int32(cluster) * self.tile.cluster_ctas + walk.y * self.tile.cluster_m + walk.x
+
+    @cute.jit
     def finish_box(
         self,
         values: cute.Tensor,
@@ -393,9 +439,9 @@ class Sm90Gemm(Gemm):
             values[i] = flat[box * count + i]
         return values
 
-    def first_box(self, walk: Walk, idx: Uint32, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
+    def first_box(self, walk: Walk, item: Item, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) in boxes of a warpgroup's first box of a tile; the shuffles keep it where it is called."""
-        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, idx))
+        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, item.tile_idx))
         slabs = self.tile.cta_m // self.store_rows
         return m_idx * slabs + group.idx % self.side_by_side, n_idx * self.boxes_n, l_idx
 

@@ -12,10 +12,12 @@ import numpy as np
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.problem import DTYPE_SHORT
+from jax_bwgemm.tile import workspace_bytes
 from jax_bwgemm.variant import Variant
 from tests.cases import Case
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
+TOKEN = 0x0123456789ABCDEF  # of a raised flag
 PITCH_BYTES = 16  # what TMA can step over
 
 
@@ -67,6 +69,7 @@ def run_matmul(
     max_clusters: int | None = None,
     raster_group: int = 8,
     raster_along_n: int = 0,
+    tail_parts: int = 1,
     schedule: Schedule | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
@@ -98,11 +101,16 @@ def run_matmul(
         "b_policy": NORMAL,
         "alpha": struct.pack("<f", alpha),
     }
+    tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
+    clusters = min(tiles, max_clusters or tiles)
+    if tile.split_tail:
+        clusters = max_clusters or tiles
+        workspace = np.full(workspace_bytes(tile, clusters) // 4, np.nan, np.float32)
+        values |= {"tail_parts": tail_parts, "workspace": memory.register(workspace, "workspace"), "token": TOKEN}
     if bias is not None:
         values["bias"] = memory.register(bias, "bias")
-    tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
     launch = Launch(
-        grid=(tile.cluster_m, tile.cluster_n, tile.cluster_k * min(tiles, max_clusters or tiles)),
+        grid=(tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters),
         block=(facts.num_threads, 1, 1),
         params=tuple(values[kind] for kind, _ in facts.params),
         cluster=(tile.cluster_m, tile.cluster_n, tile.cluster_k),

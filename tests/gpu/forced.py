@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,25 +12,34 @@ import jax.numpy as jnp
 from jax_bwgemm import artifacts, ffi
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
+from jax_bwgemm.cost import tail_parts
 from jax_bwgemm.decision import Decision
-from jax_bwgemm.lowering import attributes
+from jax_bwgemm.lowering import attributes, workspace_of
 from jax_bwgemm.plan import Plan, raster
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import TMA_ALIGN_BYTES
 
 
-def forced(entry: Entry, problem: Problem, arch: Arch) -> Callable[..., jax.Array]:
-    """A function of a, b and what the epilogue takes, as stored; the result as it is stored."""
+def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:
+    """A function of a, b and what the epilogue takes, as stored; the result as it is stored. `settings` replace the
+    planner's, such as raster_group=1 or tail_parts=2."""
     ffi.register(artifacts.artifact_dirs())
-    group, along_n = raster(entry.variant.tile, problem, arch)
-    plan = Plan(problem, arch, (), entry.variant.tile, raster_group=group, raster_along_n=along_n)
+    tile = entry.variant.tile
+    group, along_n = raster(tile, problem, arch)
+    parts = tail_parts(tile, problem, arch)
+    plan = Plan(problem, arch, (), tile, raster_group=group, raster_along_n=along_n, tail_parts=parts)
+    plan = dataclasses.replace(plan, **settings)
     rows_cols = (problem.m, problem.n) if problem.c_major == "n" else (problem.n, problem.m)
     result = jax.ShapeDtypeStruct((problem.batch, *rows_cols), jnp.dtype(problem.out_dtype))
-    call = jax.ffi.ffi_call(ffi.TARGET_NAME, result)
-    settings: dict[str, Any] = attributes(Decision(plan, entry))
+    decision = Decision(plan, entry)
+    size = workspace_of(decision)
+    workspace = [jax.ShapeDtypeStruct((size,), jnp.uint8)] if size else []
+    call = jax.ffi.ffi_call(ffi.TARGET_NAME, [result, *workspace])
+    attrs: dict[str, Any] = attributes(decision)
 
     def product(a: jax.Array, b: jax.Array, *rest: jax.Array) -> jax.Array:
-        return call(_padded(a), _padded(b), *rest, **settings)
+        out: jax.Array = call(_padded(a), _padded(b), *rest, **attrs)[0]
+        return out
 
     return product
 
