@@ -23,7 +23,7 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.decision import Decision, kernels, target_arch
-from jax_bwgemm.lowering import attributes
+from jax_bwgemm.lowering import attributes, workspace_of
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
@@ -136,16 +136,20 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int) -> Cal
     It ends with the last copy, so that in the next call too a copy that comes up again is gone from the L2 cache. No
     launch starts before the one before it ends (`pdl`), for its time would begin there too. Results are dropped.
     """
-    shape = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
-    call = jax.ffi.ffi_call(ffi.TARGET_NAME, shape, has_side_effect=True)  # else a dropped result is no call at all
+    result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
+
+    def launch(decision: Decision, *values: jax.Array) -> None:
+        size = workspace_of(decision)
+        results = [result, jax.ShapeDtypeStruct((size,), jnp.uint8)] if size else [result]
+        call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else, of no use, it would not be made
+        call(*values, **attributes(decision))
 
     def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
         for i in range(num_launches(len(decisions), copies)):
             decision, pair = decisions[i % len(decisions)], (a[i % copies], b[i % copies])
             assert decision.plan is not None  # a kernel at hand was planned
             plan = dataclasses.replace(decision.plan, pdl=False)
-            settings = attributes(dataclasses.replace(decision, plan=plan))
-            call(*(pair[::-1] if plan.swapped else pair), *rest, **settings)
+            launch(dataclasses.replace(decision, plan=plan), *(pair[::-1] if plan.swapped else pair), *rest)
         return jnp.zeros(())
 
     return launch_all
