@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_bwgemm"
 SURFACE = {"__init__"}  # may import every room: it only gives them names
 ENTRY = {"__main__": {"cli"}}
-DRAWING = {"rich"}  # for rooms that may import "anything above": the extras `build` and `bench`
+DRAWING = {"rich", "matplotlib"}  # for rooms that may import "anything above": the extras `build`, `bench` and `plot`
 COMPANIONS = {"cutlass": {"cuda"}}  # cuda.bindings comes with the DSL and is part of its signatures
 ANYTHING, ALL = "anything above", "all of the above"
 

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
 from jax_bwgemm.bench.cases import Case
 
-NUM_ROWS = 64  # of the result; float64 of all 8192x8192x8192 would take minutes, and rows are alike
+NUM_ROWS, NUM_COLS = 64, 512  # of the result; float64 of all 8192x8192x8192 would take minutes, and elements are alike
 
 
-def reference_rows(case: Case, a: np.ndarray, b: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(row indices, those rows of the product in float64); of the last matrix of a batch."""
-    a, b = (x[-1] if case.batch > 1 else x for x in (a, b))
-    a, b = a.T if case.form[0] == "t" else a, b.T if case.form[1] == "t" else b
-    rows = np.random.default_rng(seed).permutation(case.m)[:NUM_ROWS]
-    return rows, a[rows].astype(np.float64) @ b.astype(np.float64)
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Some elements of the result, of the last matrix of a batch: rows x columns, and their float64."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    expected: np.ndarray
+
+    def error(self, result: np.ndarray) -> float:
+        """|result - expected| / |expected| in the Frobenius norm, over the sample; `result` is whole."""
+        matrix = result.reshape(-1, *result.shape[-2:])[-1]
+        difference = matrix[np.ix_(self.rows, self.cols)].astype(np.float64) - self.expected
+        return float(np.linalg.norm(difference) / np.linalg.norm(self.expected))
 
 
-def relative_error(case: Case, result: np.ndarray, rows: np.ndarray, expected: np.ndarray) -> float:
-    """|result - expected| / |expected| in the Frobenius norm, over those rows."""
-    own = result[-1] if case.batch > 1 else result
-    return float(np.linalg.norm(own[rows].astype(np.float64) - expected) / np.linalg.norm(expected))
+def sample(case: Case, operands: Mapping[str, np.ndarray], seed: int = 0) -> Sample:
+    """The case's formula in float64, from its operands as stored."""
+    rng = np.random.default_rng(seed)
+    rows, cols = rng.permutation(case.m)[:NUM_ROWS], rng.permutation(case.n)[:NUM_COLS]
+    last = {name: x[-1] if case.batch > 1 and name != "bias" else x for name, x in operands.items()}
+    a = (last["a"][:, rows].T if case.form[0] == "t" else last["a"][rows]).astype(np.float64)
+
+    def times(b: np.ndarray) -> np.ndarray:
+        return a @ (b[cols].T if case.form[1] == "t" else b[:, cols]).astype(np.float64)
+
+    x = times(last["b"])
+    for step in case.steps:
+        if step == "swiglu":
+            x = _silu(x) * times(last["up"])
+        elif step == "bias":
+            x = x + last["bias"][cols].astype(np.float64)
+        elif step == "residual":
+            x = x + last["residual"][np.ix_(rows, cols)].astype(np.float64)
+        else:
+            x = {"relu": _relu, "gelu": _gelu, "silu": _silu}[step](x)
+    return Sample(rows, cols, x)
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0.0)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.tanh(x / 2))

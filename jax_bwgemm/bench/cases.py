@@ -1,4 +1,4 @@
-"""The products that are measured: which shapes, which operand forms, how they are written. Knows no clock."""
+"""The products that are measured: shapes, forms, dtypes, epilogues, and how they are written. Knows no clock."""
 
 from __future__ import annotations
 
@@ -6,80 +6,143 @@ import dataclasses
 import math
 import re
 
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
+EPILOGUE_ACTIVATIONS = ("relu", "gelu", "silu")  # gelu is the tanh form
+EPILOGUES = (
+    "",
+    "swiglu",  # silu(a @ b) * (a @ up)
+    *(
+        "+".join(filter(None, (bias, activation, residual)))
+        for bias in ("", "bias")
+        for activation in ("", *EPILOGUE_ACTIVATIONS)
+        for residual in ("", "residual")
+        if bias or activation or residual
+    ),
+)
 DEFAULT = (
     "8192x8192x8192",
     "4096x4096x4096",
-    "8192x14336x4096",
     "2048x2048x2048",
     "1024x1024x1024",
-    "512x4096x14336",
-    "8*1024x1024x1024",
-    "4096x4096x4096:nt",
-    "4096x4096x4096:tn",
     "16384x16384x16384",
+    "8192x14336x4096",
+    "8192x4096x14336",
+    "4096x6144x4096",
     "8192x8192x512",
-    "5000x5000x5000",
+    "4096x2112x7168",
+    "4096x128256x4096",
+    "512x4096x14336",
     "1024x1024x65536",
     "256x6144x4096",
+    "128x28672x8192",
     "64x28672x4096",
     "64x4096x14336",
-    "16x14336x4096",
     "32x1024x7168",
+    "16x14336x4096",
+    "8x28672x4096",
     "1x6144x4096",
+    "5000x5000x5000",
     "4095x4097x4093",
     "4095x4090x4088",
     "8192x50257x768",
+    "8*1024x1024x1024",
+    "128*512x512x128",
+    "4096x14336x8192:tn->f32",
+    "4096x4096x4096:f32",
+    "8192x8192x8192:nt:e4m3->bf16",
+    "4096x8192x1024:bias+gelu",
+    "4096x8192x1024:bias+relu",
+    "4096x8192x1024:bias+silu+residual",
+    "8192x14336x4096:swiglu",
 )
 MAX_ROTATION = 32
+_LONG = {short: long for long, short in DTYPE_SHORT.items()}
+_PATTERN = re.compile(
+    r"(?:([1-9]\d*)\*)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)"
+    rf"(?::({'|'.join(FORMS)}))?(?::({'|'.join(_LONG)}))?(?:->({'|'.join(_LONG)}))?"
+    rf"(?::({'|'.join(re.escape(epilogue) for epilogue in EPILOGUES if epilogue)}))?"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`batch` products of (m, k) by (k, n), bfloat16 in and out."""
+    """`batch` products of (m, k) by (k, n), both of `dtype`, into `out_dtype`, and an epilogue, one of EPILOGUES."""
 
     m: int
     n: int
     k: int
     batch: int = 1
     form: str = "nn"
+    dtype: str = "bfloat16"
+    out_dtype: str = ""
+    epilogue: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out_dtype", self.out_dtype or self.dtype)
 
     @classmethod
     def from_str(cls, text: str) -> Case:
-        """`[BATCH*]MxNxK[:FORM]`, the inverse of `str`."""
-        match = re.fullmatch(r"(?:([1-9]\d*)\*)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)(?::(nn|nt|tn))?", text)
+        """`[BATCH*]MxNxK[:FORM][:DTYPE][->OUT][:EPILOGUE]`, the inverse of `str`; OUT is DTYPE if it is not given."""
+        match = _PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"a shape requires the form [BATCH*]MxNxK[:nn|:nt|:tn], got {text!r}")
-        batch, m, n, k, form = match.groups()
-        return cls(int(m), int(n), int(k), int(batch or 1), form or "nn")
+            rule = "[BATCH*]MxNxK[:nn|:nt|:tn][:DTYPE][->DTYPE][:EPILOGUE], such as 64x64x64:nt:e4m3->bf16:bias+relu"
+            raise ValueError(f"a shape requires the form {rule}, got {text!r}")
+        batch, m, n, k, form, dtype, out_dtype, epilogue = match.groups()
+        dtype = _LONG[dtype or "bf16"]
+        out_dtype = _LONG[out_dtype] if out_dtype else dtype
+        return cls(int(m), int(n), int(k), int(batch or 1), form or "nn", dtype, out_dtype, epilogue or "")
 
     def __str__(self) -> str:
         batch = f"{self.batch}*" if self.batch > 1 else ""
         form = f":{self.form}" if self.form != "nn" else ""
-        return f"{batch}{self.m}x{self.n}x{self.k}{form}"
+        dtype = f":{DTYPE_SHORT[self.dtype]}" if self.dtype != "bfloat16" else ""
+        out = f"->{DTYPE_SHORT[self.out_dtype]}" if self.out_dtype != self.dtype else ""
+        epilogue = f":{self.epilogue}" if self.epilogue else ""
+        return f"{batch}{self.m}x{self.n}x{self.k}{form}{dtype}{out}{epilogue}"
 
     @property
-    def a_shape(self) -> tuple[int, ...]:
-        return self._shape(self.k, self.m) if self.form[0] == "t" else self._shape(self.m, self.k)
+    def steps(self) -> tuple[str, ...]:
+        return tuple(self.epilogue.split("+")) if self.epilogue else ()
 
     @property
-    def b_shape(self) -> tuple[int, ...]:
-        return self._shape(self.n, self.k) if self.form[1] == "t" else self._shape(self.k, self.n)
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """{name: (shape, dtype)}, as stored: a, b, then what the epilogue reads."""
+        a = (self.k, self.m) if self.form[0] == "t" else (self.m, self.k)
+        b = (self.n, self.k) if self.form[1] == "t" else (self.k, self.n)
+        stored = {"a": (self._stack(a), self.dtype), "b": (self._stack(b), self.dtype)}
+        further = {
+            "swiglu": ("up", (self._stack(b), self.dtype)),
+            "bias": ("bias", ((self.n,), self.out_dtype)),
+            "residual": ("residual", (self._stack((self.m, self.n)), self.out_dtype)),
+        }
+        return stored | dict(further[step] for step in self.steps if step in further)
 
     @property
     def problem(self) -> Problem:
+        """The product (of swiglu, the first of two) without an epilogue."""
         a_major, b_major = "m" if self.form[0] == "t" else "k", "k" if self.form[1] == "t" else "n"
         return Problem(
-            self.m, self.n, self.k, self.batch,
+            self.m, self.n, self.k, self.batch, self.dtype, self.dtype, self.out_dtype,
             a_major=a_major, b_major=b_major, a_batch=self.batch, b_batch=self.batch,
         )  # fmt: skip
 
-    def _shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        return (self.batch, rows, cols) if self.batch > 1 else (rows, cols)
+    @property
+    def flops(self) -> int:
+        """Of the products; an epilogue's are not counted."""
+        return self.problem.flops * (2 if self.epilogue == "swiglu" else 1)
+
+    @property
+    def min_bytes(self) -> int:
+        """Every operand read once and the result written once."""
+        read = sum(math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in self.operands.values())
+        return read + self.batch * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+
+    def _stack(self, matrix: tuple[int, int]) -> tuple[int, ...]:
+        return (self.batch, *matrix) if self.batch > 1 else matrix
 
 
 def rotation(case: Case, l2_bytes: int) -> int:
     """Copies of the operands to go round: twice the L2 cache, so that no product finds its operands there."""
-    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / case.problem.min_bytes)))
+    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / case.min_bytes)))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 STATIC = ("name", "driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit")
+COMMIT_VARIABLE = "JAX_BWGEMM_COMMIT"
 NOW = ("clocks.sm", "power.draw", "temperature.gpu")
 
 
 def describe(given_commit: str = "") -> dict[str, str]:
-    """Flat facts for a result file; what cannot be had is left out."""
+    """Flat facts for a result file; what cannot be had is left out, but for the commit."""
     versions = {name: _version(name) for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax_bwgemm")}
     facts = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": given_commit or commit(),
+        "commit": commit(given_commit),
         **versions,
     }
     return {name: value for name, value in (query(STATIC) | facts).items() if value}
@@ -30,11 +32,19 @@ def query(fields: Sequence[str]) -> dict[str, str]:
     return dict(zip(fields, (value.strip() for value in text.split(",")), strict=False)) if text else {}
 
 
-def commit() -> str:
-    """The checkout's commit, "+" appended if files differ from it; empty outside a checkout."""
-    root = str(Path(__file__).parent.parent.parent)
-    revision = _output(["git", "-C", root, "rev-parse", "--short=12", "HEAD"])
-    return revision + ("+" if revision and _output(["git", "-C", root, "status", "--porcelain"]) else "")
+def commit(given: str = "") -> str:
+    """The checkout's commit, "+" appended if files differ from it; outside a checkout `given`, else COMMIT_VARIABLE's.
+
+    "unknown" where nothing says. ValueError if `given` is not the checkout's.
+    """
+    given = given or os.environ.get(COMMIT_VARIABLE, "")
+    root = Path(__file__).resolve().parent.parent.parent
+    top, _, revision = _output(["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]).partition("\n")
+    if not revision or Path(top) != root:  # no checkout, or another project's around an installed package
+        return given or "unknown"
+    if given and not revision.startswith(given.removesuffix("+")):
+        raise ValueError(f"`--commit` requires this checkout's, {revision[:12]}, got {given}: leave it out")
+    return revision[:12] + ("+" if _output(["git", "-C", str(root), "status", "--porcelain"]) else "")
 
 
 def _output(command: list[str]) -> str:

@@ -16,9 +16,10 @@ import numpy as np
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
-from jax_bwgemm.bench.tune import HEADINGS, line
-from jax_bwgemm.cli.drawing import progress_bar, show_table
+from jax_bwgemm.bench.tune import aligned
+from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.decision import kernels
 from jax_bwgemm.plan import SWAP_MAX_M
 from jax_bwgemm.problem import Problem
 
@@ -43,13 +44,14 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
     arch = gpu_arch("`bench --regret`")
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
+    problems = sample(num, seed, arch)
     with progress_bar("products") as progress:
-        timed = measure(sample(num, seed, arch), arch, rounds, progress)
+        timed = measure(problems, arch, rounds, progress)
     if not timed:
-        raise ValueError("`bench --regret` requires kernels; run `python -m jax_bwgemm build`")
+        raise ValueError(f"`bench --regret` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
     print(text(timed, num))
     worst = sorted(timed, key=lambda found: -found.regret)[:WORST]
-    show_table(f"{arch.name}: where the cost model loses most", HEADINGS, [line(found) for found in worst])
+    print(f"{arch.name}: where the cost model loses most", aligned(worst), sep="\n")
     if out:
         save(timed, out, facts)
         print(f"wrote {out}")

@@ -1,123 +1,137 @@
-"""The benchmark itself: for each shape, ours and jnp.dot in one process, alternately, on the same inputs."""
+"""The benchmark itself: for each case, ours and its peers in one process, alternately, on the same inputs."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jax_bwgemm
 from jax_bwgemm import ffi
 from jax_bwgemm.arch import Arch
-from jax_bwgemm.bench import accuracy, machine, report, timing
-from jax_bwgemm.bench.cases import DEFAULT, Case, rotation
-from jax_bwgemm.bench.table import show
-from jax_bwgemm.config import FallbackError
-from jax_bwgemm.decision import decide, target_arch
+from jax_bwgemm.bench import accuracy, machine, render, report, timing
+from jax_bwgemm.bench.cases import Case, rotation
+from jax_bwgemm.bench.peers import FLAG_SETS, Unavailable
+from jax_bwgemm.bench.programs import Operands, Program, compile_ours, compile_peer, make_operands
+from jax_bwgemm.bench.sustained import sustain
+from jax_bwgemm.decision import target_arch
 
 RESULTS = Path(__file__).parent / "results"
 HANDLER_CALLS = 10_000
 HANDLER_SIZE = 256
-Product = Callable[[Any, Any], Any]
+TRIALS = 3  # of each of a peer's configurations, before the rounds, to choose one
+Clock = Callable[..., timing.Measure]
 
 
-def main(shapes: Sequence[str] | None, rounds: int, out: Path | None, commit: str = "") -> int:
-    """Measures `shapes`, prints a table, writes a result file. ValueError without a GPU that has kernels."""
-    cases = [Case.from_str(text) for text in shapes or DEFAULT]
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """`rounds` at least, and more until a case has taken `seconds`. `sustained` is seconds of load, 0 for none."""
+
+    cases: Sequence[Case]
+    peers: Sequence[str] = tuple(FLAG_SETS)
+    rounds: int = timing.MIN_ROUNDS
+    seconds: float = 0.0
+    commit: str = ""
+    sustained: float = 0.0
+    sustained_cases: Sequence[Case] = ()
+
+
+def measure(settings: Settings) -> report.Result:
+    """All of `settings` on this machine's GPU. ValueError without one that has kernels."""
     arch = target_arch(None)
     if isinstance(arch, str):
         raise ValueError(f"`bench` requires a Hopper or Blackwell GPU, got none: {arch}")
-    result = measure_all(cases, arch, rounds, commit)
-    show(result)
-    path = out or RESULTS / f"{arch.name}.json"
-    report.save(result, path)
-    print(f"wrote {path}")
-    return 1 if result.skipped else 0
+    result = measure_all(settings, arch)
+    if not result.rows:
+        raise ValueError(f"`bench` requires a shape that can be measured, got none: {result.skipped}")
+    return result
 
 
-def measure_all(cases: Sequence[Case], arch: Arch, rounds: int, commit: str = "") -> report.Result:
-    handler = measure_handler()  # first: CUPTI, once attached, makes every driver call slower
+def measure_all(settings: Settings, arch: Arch) -> report.Result:
+    facts = machine.describe(settings.commit)  # first: it may refuse the commit
+    handler = measure_handler()  # before CUPTI, which, once attached, makes every driver call slower
     method, clock = timing.choose_clock()
+    table = render.columns(arch.name, "pallas" in settings.peers)
+    print(*(heading for heading, _ in table), sep="  ")
     rows, skipped = [], {}
-    for case in cases:
+    for case in settings.cases:
         try:
-            rows.append(measure_case(case, arch, rounds, clock))
-            print(*report.cells(rows[-1]), sep="  ", flush=True)
-        except FallbackError as error:
-            skipped[str(case)] = str(error)
-    return report.Result(arch.name, method, rounds, machine.describe(commit), handler, tuple(rows), skipped)
+            rows.append(measure_case(case, arch, settings, clock))
+            print(*render.cells(rows[-1], table), sep="  ", flush=True)
+        except (jax.errors.JaxRuntimeError, Unavailable) as error:  # such as too little memory: the other rows count
+            skipped[str(case)] = str(error).partition("\n")[0]
+    loads = [load for case in settings.sustained_cases for load in measure_load(case, arch, settings.sustained)]
+    return report.Result(arch.name, method, facts, handler, tuple(rows), skipped, tuple(loads))
 
 
-def measure_case(case: Case, arch: Arch, rounds: int, clock: Callable[..., timing.Measure]) -> report.Row:
-    copies = rotation(case, arch.l2_bytes)
-    a, b = _operands(case.a_shape, copies, 0), _operands(case.b_shape, copies, 1)
-    products = {"ours": _form(_ours, case), "peer": _form(jnp.matmul, case)}
-    errors = _errors(case, products, a[0], b[0])
-    measures = {name: clock(jax.jit(_each(product)), copies, a, b) for name, product in products.items()}
-    samples = timing.alternate(measures, rounds)
-    now = machine.query(machine.NOW)
-    decision = decide(case.problem, None, None)
-    ours, peer = samples["ours"], samples["peer"]
+def measure_case(case: Case, arch: Arch, settings: Settings, clock: Clock) -> report.Row:
+    operands = make_operands(case, rotation(case, arch.l2_bytes))
+    programs, unavailable = {"ours": compile_ours(case, operands)}, {}
+    for peer in settings.peers:
+        try:
+            programs[peer] = _fastest(compile_peer(peer, case, arch, operands), operands, clock)
+        except Unavailable as error:
+            if peer == "default":
+                raise
+            unavailable[peer] = str(error)
+    errors = _errors(case, programs, operands)
+    measures = {name: clock(program.run, len(operands), operands) for name, program in programs.items()}
+    samples = timing.alternate(measures, settings.rounds, settings.seconds)
+    times = {name: _times(samples[name], errors[name], program) for name, program in programs.items()}
     return report.Row(
         shape=str(case),
-        variant=decision.entry.name if decision.entry else "",
-        rotation=copies,
-        ours_us=ours.median_us,
-        ours_low_us=ours.low_us,
-        ours_high_us=ours.high_us,
-        peer_us=peer.median_us,
-        peer_low_us=peer.low_us,
-        peer_high_us=peer.high_us,
-        limit_us=report.limit_us(case.problem, arch),
-        tflops=case.problem.flops / ours.median_us / 1e6,
-        ours_error=errors["ours"],
-        peer_error=errors["peer"],
-        clock=now,
+        variant=", ".join(programs["ours"].variants),
+        fallback=programs["ours"].fallback,
+        rotation=len(operands),
+        rounds=samples["ours"].rounds,
+        limit_us=max(report.limits_us(case, arch)),
+        ours=times.pop("ours"),
+        peers=times,
+        unavailable=unavailable,
+        clock=machine.query(machine.NOW),
     )
+
+
+def measure_load(case: Case, arch: Arch, seconds: float) -> list[report.Load]:
+    """Ours and XLA's default, each for `seconds`."""
+    operands = make_operands(case, rotation(case, arch.l2_bytes))
+    (default,) = compile_peer("default", case, arch, operands)
+    runs = {"ours": compile_ours(case, operands).run, "default": default.run}
+    calls = {name: functools.partial(run, operands) for name, run in runs.items()}
+    return sustain(case, calls, len(operands), seconds)
 
 
 def measure_handler() -> dict[str, float]:
     """What our handler takes of a call, by its own clock: all of Execute, and Execute without cuLaunchKernelEx."""
-    a, b = (_operands((HANDLER_SIZE, HANDLER_SIZE), 1, seed)[0] for seed in (0, 1))
-    function = jax.jit(_ours)
-    jax.block_until_ready(function(a, b))
+    (operands,) = make_operands(Case(HANDLER_SIZE, HANDLER_SIZE, HANDLER_SIZE), 1)
+    function = jax.jit(functools.partial(jax_bwgemm.matmul, on_fallback="error"))
+    jax.block_until_ready(function(**operands))
     ffi.timing_start(HANDLER_CALLS)
     for _ in range(HANDLER_CALLS):
-        result = function(a, b)
+        result = function(**operands)
     jax.block_until_ready(result)
     times_ns = ffi.timing_read(HANDLER_CALLS)
     own, total = (statistics.median(times) / 1e3 for times in zip(*times_ns, strict=True))
     return {"own_us": own, "total_us": total, "calls": float(len(times_ns))}
 
 
-def _ours(a: Any, b: Any) -> Any:
-    return jax_bwgemm.matmul(a, b, on_fallback="error")
+def _fastest(programs: Sequence[Program], operands: Sequence[Operands], clock: Clock) -> Program:
+    if len(programs) == 1:
+        return programs[0]
+    measures = [clock(program.run, len(operands), operands) for program in programs]
+    medians = [statistics.median(measure() for _ in range(TRIALS)) for measure in measures]
+    return programs[medians.index(min(medians))]
 
 
-def _form(product: Product, case: Case) -> Product:
-    def formed(a: Any, b: Any) -> Any:
-        a = a.swapaxes(-1, -2) if case.form[0] == "t" else a
-        b = b.swapaxes(-1, -2) if case.form[1] == "t" else b
-        return product(a, b)
-
-    return formed
+def _errors(case: Case, programs: Mapping[str, Program], operands: Sequence[Operands]) -> dict[str, float]:
+    sample = accuracy.sample(case, {name: np.asarray(x) for name, x in operands[0].items()})
+    return {name: sample.error(np.asarray(program.run(operands)[0])) for name, program in programs.items()}
 
 
-def _each(product: Product) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    return lambda a, b: [product(x, y) for x, y in zip(a, b, strict=True)]
-
-
-def _operands(shape: tuple[int, ...], copies: int, seed: int) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(seed), copies)
-    return [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
-
-
-def _errors(case: Case, products: dict[str, Product], a: jax.Array, b: jax.Array) -> dict[str, float]:
-    rows, expected = accuracy.reference_rows(case, np.asarray(a), np.asarray(b))
-    results = {name: np.asarray(jax.jit(product)(a, b)) for name, product in products.items()}
-    return {name: accuracy.relative_error(case, result, rows, expected) for name, result in results.items()}
+def _times(sample: timing.Sample, error: float, program: Program) -> report.Times:
+    return report.Times(sample.median_us, sample.low_us, sample.high_us, error, program.config, program.calls)

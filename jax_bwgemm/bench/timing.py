@@ -1,16 +1,16 @@
-"""Times of two functions, taken alternately so that falling clocks meet both alike. Knows no product."""
+"""Times of functions, taken alternately so that falling clocks meet all alike. Knows no product."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-MIN_ROUNDS = 15
+MIN_ROUNDS, MAX_ROUNDS = 15, 101
 HOST_BATCH = 20  # calls between two waits of the host clock
 Measure = Callable[[], float]
 
@@ -22,23 +22,37 @@ class Sample:
     median_us: float
     low_us: float
     high_us: float
+    rounds: int
 
 
-def alternate(measures: dict[str, Measure], rounds: int) -> dict[str, Sample]:
-    """Takes one measurement of each in every round; who goes first changes from round to round."""
+def alternate(
+    measures: Mapping[str, Measure], rounds: int, seconds: float = 0.0, now: Callable[[], float] = time.perf_counter
+) -> dict[str, Sample]:
+    """Takes one measurement of each in every round; who goes first changes from round to round.
+
+    At least `rounds`, and further ones until `seconds` have passed or there are MAX_ROUNDS.
+    """
     if rounds < MIN_ROUNDS:
         raise ValueError(f"`--rounds` requires at least {MIN_ROUNDS}, got {rounds}")
     times: dict[str, list[float]] = {name: [] for name in measures}
-    for round_idx in range(rounds):
-        order = list(measures) if round_idx % 2 else list(reversed(measures))
-        for name in order:
+    start, num_rounds = now(), 0
+    while num_rounds < rounds or (num_rounds < MAX_ROUNDS and now() - start < seconds):
+        for name in _order(list(measures), num_rounds):
             times[name].append(measures[name]())
+        num_rounds += 1
     return {name: summarise(values) for name, values in times.items()}
+
+
+def _order(names: list[str], round_idx: int) -> list[str]:
+    """Backwards and forwards in turn, and starting one later after each pair."""
+    first = round_idx // 2 % len(names)
+    names = names[first:] + names[:first]
+    return names if round_idx % 2 else names[::-1]
 
 
 def summarise(times_us: list[float]) -> Sample:
     low, median, high = statistics.quantiles(times_us, n=4, method="inclusive")
-    return Sample(median, low, high)
+    return Sample(median, low, high, len(times_us))
 
 
 def choose_clock() -> tuple[str, Callable[..., Measure]]:

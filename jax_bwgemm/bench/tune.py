@@ -10,7 +10,8 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import DEFAULT, Case
-from jax_bwgemm.cli.drawing import progress_bar, show_table
+from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.decision import kernels
 from jax_bwgemm.problem import Problem
 
 HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
@@ -19,7 +20,7 @@ HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
 def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: str = "") -> int:
     """Times `shapes`, prints what is fastest, merges a table of times into `path` (the user's own by default).
 
-    Exit code 1 if some shape has no kernel at hand. ValueError without a GPU that has kernels.
+    Exit code 1 if none has a kernel at hand. ValueError without a GPU that has kernels.
     """
     if rounds < 1:
         raise ValueError(f"`--rounds` requires at least 1, got {rounds}")
@@ -28,12 +29,12 @@ def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: s
     path = path or measured.user_path(arch.name)
     with progress_bar("products") as progress:
         timed = tune(problems, arch, rounds, path, machine.describe(commit), progress)
-    show_table(f"{arch.name}: kernel times, medians of {rounds} rounds", HEADINGS, [line(found) for found in timed])
+    print(f"{arch.name}: kernel times, medians of {rounds} rounds", aligned(timed), sep="\n")
     print(f"wrote {path}")
     for problem in problems:
         if all(found.problem != problem for found in timed):
-            print(f"no kernel at hand: {problem}")
-    return 0 if len(timed) == len(problems) else 1
+            print(f"{problem}: {kernels(problem, arch)[0].reason}")
+    return 0 if timed else 1
 
 
 def tune(
@@ -57,6 +58,13 @@ def tune(
             records = [found.record for found in timed]
             measured.save(measured.Table(arch.name, facts, {record.problem: record for record in records}), path)
     return timed
+
+
+def aligned(timed: Iterable[Timed]) -> str:
+    """A line for each, under HEADINGS; as wide as it gets, for a table of rich would be cut in a log."""
+    rows = [HEADINGS, *map(line, timed)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def line(timed: Timed) -> tuple[str, ...]:

@@ -1,31 +1,44 @@
-"""`bench`: our kernels against jnp.dot on this machine's GPU, or the table of a result file."""
+"""`bench`: our kernels against XLA and others on this machine's GPU, or the tables and plots of a result file."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-HELP = "measure our kernels against jnp.dot, or render a result file"
+HELP = "measure our kernels against XLA and others, or render a result file"
+SUSTAINED_SHAPES = ("8192x8192x8192", "16384x16384x16384")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", nargs="+", metavar="[BATCH*]MxNxK[:nn|:nt|:tn]", help="default: a fixed list")
-    parser.add_argument("--rounds", type=int, default=21, help="alternating rounds a shape (default: %(default)s)")
+    shape = "[BATCH*]MxNxK[:FORM][:DTYPE][->DTYPE][:EPILOGUE]"
+    parser.add_argument("--shapes", nargs="+", metavar=shape, help="default: a fixed list")
+    parser.add_argument(
+        "--peers",
+        default="default,cublaslt,no-triton",
+        metavar="NAMES",
+        help="XLA's default flags and cublaslt, no-triton or pallas, separated by commas, or all (%(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="alternating rounds a shape, at least (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="more rounds until a shape took these (%(default)s)")
+    parser.add_argument(
+        "--sustained", type=float, default=0.0, metavar="SECONDS", help="continuous load of ours and XLA, such as 30"
+    )
+    parser.add_argument(
+        "--sustained-shapes", nargs="+", default=SUSTAINED_SHAPES, metavar="SHAPE", help="default: two large ones"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="result file (default: bench/results/DEVICE.json)")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")
     parser.add_argument("--tune", action="store_true", help="instead: time all kernels of --shapes for the planner")
     parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the model's choices lose, N products")
     parser.add_argument("--seed", type=int, default=0, help="of the products of --regret (default: %(default)s)")
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
-    parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as a markdown table; needs no GPU")
+    parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.render:
-        from jax_bwgemm.bench import report
-
-        print(report.markdown(report.load(args.render)))
-        return 0
+        return _render(args)
     if args.tune:
         from jax_bwgemm.bench import tune
 
@@ -34,6 +47,42 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import regret
 
         return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit)
-    from jax_bwgemm.bench import run as bench
+    return _measure(args)
 
-    return bench.main(args.shapes, args.rounds, args.json, args.commit)
+
+def _render(args: argparse.Namespace) -> int:
+    from jax_bwgemm.bench import render, report
+
+    result = report.load(args.render)
+    print(render.markdown(result))
+    if args.plots:
+        from jax_bwgemm.bench import plots
+
+        plots.draw(result, args.plots)
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> int:
+    from jax_bwgemm.bench import peers, report, table
+    from jax_bwgemm.bench import run as bench
+    from jax_bwgemm.bench.cases import DEFAULT, Case
+
+    settings = bench.Settings(
+        cases=[Case.from_str(text) for text in args.shapes or DEFAULT],
+        peers=peers.parse(args.peers),
+        rounds=args.rounds,
+        seconds=args.seconds,
+        commit=args.commit,
+        sustained=args.sustained,
+        sustained_cases=[Case.from_str(text) for text in args.sustained_shapes] if args.sustained else [],
+    )
+    if args.plots:
+        from jax_bwgemm.bench import plots  # now, not after minutes of measuring, is matplotlib missed
+    result = bench.measure(settings)
+    table.show(result)
+    path = args.json or bench.RESULTS / f"{result.arch}.json"
+    report.save(result, path)
+    print(f"wrote {path}")
+    if args.plots:
+        plots.draw(result, args.plots)
+    return 1 if result.skipped else 0

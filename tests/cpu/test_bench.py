@@ -1,37 +1,90 @@
-"""The benchmark's pure parts, and all of it once on a CPU with another product for ours. No time is judged."""
+"""The benchmark's pure parts, and all of it once on a CPU, where XLA is ours as well. No time is judged."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
+import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_bwgemm
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.bench import accuracy, machine, report, timing
+from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
-from jax_bwgemm.bench.cases import DEFAULT, MAX_ROTATION, Case, rotation
+from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.problem import Problem
 
-ROW = report.Row("8x8x8", "v", 1, 100.0, 99.0, 101.0, 110.0, 109.0, 111.0, 80.0, 700.0, 1e-3, 2e-3, {"clocks.sm": "1"})
-MACHINE = {"name": "NVIDIA H200", "driver_version": "580.1", "date": "2026-01-01"}
+ROOT = Path(__file__).parent.parent.parent
+H200 = ARCHS["h200"]
+
+
+def times(us: float, error: float = 1e-3, **fields: Any) -> report.Times:
+    return report.Times(us, us - 1, us + 1, error, **fields)
+
+
+def row(shape: str, us: float, default: float, **fields: Any) -> report.Row:
+    flags = {"default": times(default), "cublaslt": times(default + 5), "no-triton": times(default + 10)}
+    known = {"variant": "v", "fallback": "", "rotation": 1, "rounds": 15, "limit_us": 80.0, "unavailable": {}}
+    return report.Row(shape, **known | {"ours": times(us), "peers": flags, "clock": {"clocks.sm": "1"}} | fields)
+
+
+LARGE = row("2048x2048x2048", 100.0, 110.0, ours=times(100.0, 2e-3))
+THIN = row("8x4096x4096", 20.0, 22.0, peers={"default": times(22.0), "no-triton": times(19.0)}, rounds=40)
+FALLEN = row("512x512x512:f32", 50.0, 50.0, variant="", fallback="because")
+LOADS = (
+    report.Load("2048x2048x2048", "ours", 30.01, 712.34, 1655.2, 699.6, 71.0, 28),
+    report.Load("2048x2048x2048", "default", 30.02, 701.26, 0.0, 0.0, 0.0, 0),
+)
+MACHINE = {"name": "NVIDIA H200", "driver_version": "580.1", "date": "2026-01-01", "commit": "abc"}
 HANDLER = {"own_us": 0.5, "total_us": 4.0, "calls": 10000.0}
-RESULT = report.Result("h200", "CUPTI kernel time", 21, MACHINE, HANDLER, (ROW,), {"9x9x9": "no kernel"})
+RESULT = report.Result("h200", "CUPTI kernel time", MACHINE, HANDLER, (LARGE, THIN, FALLEN), {"9x9x9": "no memory"})
 
 
-@pytest.mark.parametrize("text", [*DEFAULT, "3*8x16x32:tn"])
+def test_the_default_list_is_what_it_was_meant_to_be() -> None:
+    assert len(set(DEFAULT)) == len(DEFAULT) == 34
+    named = {"8192x8192x8192:nt:e4m3->bf16", "4096x14336x8192:tn->f32", "4096x4096x4096:f32", "128*512x512x128"}
+    assert named | {"4096x8192x1024:bias+silu+residual", "8192x14336x4096:swiglu"} < set(DEFAULT)
+
+
+@pytest.mark.parametrize("text", [*DEFAULT, "3*8x16x32:tn", "8x8x8->f32", "8x8x8:s8->s32", "8x8x8:nt:f16->f32:bias"])
 def test_a_case_is_its_text(text: str) -> None:
     assert str(Case.from_str(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "8x8", "8x8x8x8", "0x8x8", "8x8x8:tt", "0*8x8x8", "-1x8x8"])
+def test_every_case_has_a_text() -> None:
+    for form, dtype, out, epilogue in itertools.product(
+        FORMS, ("bfloat16", "float8_e4m3fn"), ("", "float32"), EPILOGUES
+    ):
+        case = Case(8, 24, 16, 3, form, dtype, out, epilogue)
+        assert Case.from_str(str(case)) == case
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "8x8",
+        "8x8x8x8",
+        "0x8x8",
+        "8x8x8:tt",
+        "0*8x8x8",
+        "-1x8x8",
+        "8x8x8:f64",
+        "8x8x8:relu+bias",
+        "8x8x8->",
+        "8x8x8:",
+    ],
+)
 def test_a_bad_case_is_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match="a shape requires the form"):
         Case.from_str(text)
@@ -39,11 +92,20 @@ def test_a_bad_case_is_a_sentence(text: str) -> None:
 
 def test_forms_store_an_operand_transposed() -> None:
     case = Case(2, 3, 5, batch=7, form="tn")
-    assert (case.a_shape, case.b_shape) == ((7, 5, 2), (7, 5, 3))
+    assert case.operands == {"a": ((7, 5, 2), "bfloat16"), "b": ((7, 5, 3), "bfloat16")}
     assert (case.problem.a_major, case.problem.b_major) == ("m", "n")
-    case = Case(2, 3, 5, form="nt")
-    assert (case.a_shape, case.b_shape) == ((2, 5), (3, 5))
+    case = Case(2, 3, 5, form="nt", dtype="float32")
+    assert case.operands == {"a": ((2, 5), "float32"), "b": ((3, 5), "float32")}
     assert (case.problem.a_major, case.problem.b_major) == ("k", "k")
+
+
+def test_an_epilogue_has_operands_of_its_own() -> None:
+    case = Case.from_str("2x3x5:e4m3->bf16:bias+silu+residual")
+    assert list(case.operands.items())[2:] == [("bias", ((3,), "bfloat16")), ("residual", ((2, 3), "bfloat16"))]
+    assert (case.flops, case.min_bytes) == (60, 10 + 15 + 2 * (3 + 6 + 6))
+    case = Case.from_str("2x3x5:nt:swiglu")
+    assert case.operands["up"] == ((3, 5), "bfloat16")
+    assert (case.flops, case.min_bytes) == (120, 2 * (10 + 15 + 15 + 6))
 
 
 def test_rotation_leaves_the_cache_behind() -> None:
@@ -53,27 +115,51 @@ def test_rotation_leaves_the_cache_behind() -> None:
     assert rotation(Case(64, 64, 64), l2_bytes) == MAX_ROTATION
 
 
-def test_limit_is_compute_or_memory() -> None:
-    arch = ARCHS["h200"]
-    large, thin = Problem(8192, 8192, 8192), Problem(1, 8192, 8192)
-    assert report.limit_us(large, arch) == pytest.approx(2 * 8192**3 / (132 * 1.98e3 * 4096))
-    assert report.limit_us(thin, arch) == pytest.approx(thin.min_bytes / (arch.memory_tb_per_s * 1e6))
+def test_limits_are_compute_and_memory() -> None:
+    compute_us, memory_us = report.limits_us(Case(8192, 8192, 8192), H200)
+    assert compute_us == pytest.approx(2 * 8192**3 / (132 * 1.98e3 * 4096))
+    assert memory_us == pytest.approx(3 * 2 * 8192**2 / (H200.memory_tb_per_s * 1e6))
+    fp8, tf32 = (report.limits_us(Case(8192, 8192, 8192, dtype=x), H200)[0] for x in ("float8_e4m3fn", "float32"))
+    assert 2 * fp8 == compute_us == tf32 / 2
+    assert report.limits_us(Case(64, 64, 64, dtype="int8"), ARCHS["b300"])[0] == 0.0
 
 
 def test_summary_is_median_and_middle_half() -> None:
-    assert timing.summarise([5.0, 1.0, 3.0, 2.0, 4.0]) == timing.Sample(3.0, 2.0, 4.0)
+    assert timing.summarise([5.0, 1.0, 3.0, 2.0, 4.0]) == timing.Sample(3.0, 2.0, 4.0, 5)
 
 
-def test_rounds_alternate_and_swap_who_goes_first() -> None:
+def recorders(names: str) -> tuple[list[str], dict[str, timing.Measure]]:
     order: list[str] = []
 
     def measure(name: str) -> timing.Measure:
         return lambda: order.append(name) or float(len(order))  # type: ignore[func-returns-value]
 
-    samples = timing.alternate({"ours": measure("ours"), "peer": measure("peer")}, 15)
-    assert order[:4] == ["peer", "ours", "ours", "peer"]
-    assert order.count("ours") == order.count("peer") == 15
-    assert set(samples) == {"ours", "peer"}
+    return order, {name: measure(name) for name in names}
+
+
+def test_rounds_alternate_and_swap_who_goes_first() -> None:
+    order, measures = recorders("op")
+    samples = timing.alternate(measures, 15)
+    assert order[:4] == ["p", "o", "o", "p"]
+    assert order.count("o") == order.count("p") == samples["o"].rounds == samples["p"].rounds == 15
+
+
+def test_everyone_goes_first_and_last() -> None:
+    order, measures = recorders("abcd")
+    timing.alternate(measures, 16)
+    rounds = ["".join(order[i : i + 4]) for i in range(0, 64, 4)]
+    assert all(sorted(names) == list("abcd") for names in rounds)
+    for at in (0, 3):
+        assert [sum(names[at] == name for names in rounds) for name in "abcd"] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("tick", "rounds"), [(3.0, 15), (0.5, 18), (1e-4, timing.MAX_ROUNDS)])
+def test_rounds_go_on_until_the_seconds_have_passed(tick: float, rounds: int) -> None:
+    """The clock ticks when it is read: at the start, and after each round once there are 15."""
+    clock = itertools.count()
+    order, measures = recorders("ab")
+    samples = timing.alternate(measures, 15, 2.0, lambda: next(clock) * tick)
+    assert samples["a"].rounds == samples["b"].rounds == rounds == len(order) / 2
 
 
 def test_few_rounds_are_refused() -> None:
@@ -84,32 +170,177 @@ def test_few_rounds_are_refused() -> None:
 def test_error_is_relative_and_of_the_last_matrix() -> None:
     case = Case(4, 6, 8, batch=2, form="nt")
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal(case.a_shape), rng.standard_normal(case.b_shape)
-    rows, expected = accuracy.reference_rows(case, a, b)
-    assert sorted(rows) == [0, 1, 2, 3]
-    product = a @ b.swapaxes(1, 2)
-    np.testing.assert_allclose(expected, product[1][rows])
-    assert accuracy.relative_error(case, 1.01 * product, rows, expected) == pytest.approx(0.01)
+    operands = {name: rng.standard_normal(shape) for name, (shape, _) in case.operands.items()}
+    sample = accuracy.sample(case, operands)
+    assert sorted(sample.rows) == [0, 1, 2, 3] and sorted(sample.cols) == [0, 1, 2, 3, 4, 5]
+    product = operands["a"] @ operands["b"].swapaxes(1, 2)
+    assert sample.error(np.concatenate([product[:1] * 7, 1.01 * product[1:]])) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_the_formulas_are_the_float64_one(form: str, epilogue: str) -> None:
+    """Plain JAX and, through its fallback, ours."""
+    case = Case(40, 24, 56, 2 if form == "nt" else 1, form, "float32", "", epilogue)
+    (operands,) = programs.make_operands(case, 1)
+    sample = accuracy.sample(case, {name: np.asarray(x) for name, x in operands.items()})
+    with jax.default_matmul_precision("highest"):
+        for product in (products.plain(case), products.ours(case, "ignore")):
+            assert sample.error(np.asarray(product(**operands))) < 1e-6
+
+
+def test_float64_of_the_activations() -> None:
+    """Against values computed by hand, since the test above has one sign of an error only."""
+    case = Case(1, 3, 1, dtype="float32", epilogue="silu")
+    operands = {"a": np.ones((1, 1)), "b": np.array([[-2.0, 0.0, 3.0]])}
+    sample = accuracy.sample(case, operands)
+    expected = np.array([-2 / (1 + math.exp(2)), 0.0, 3 / (1 + math.exp(-3))])
+    np.testing.assert_allclose(sample.expected[0], expected[sample.cols])
+    sample = accuracy.sample(dataclasses.replace(case, epilogue="gelu"), operands)
+    np.testing.assert_allclose(sample.expected[0], np.array([-0.0454023, 0.0, 2.9963626])[sample.cols], atol=1e-6)
+
+
+def test_a_large_result_is_sampled() -> None:
+    case = Case(300, 700, 8)
+    sample = accuracy.sample(case, {"a": np.ones((300, 8)), "b": np.ones((8, 700))})
+    assert sample.expected.shape == (accuracy.NUM_ROWS, accuracy.NUM_COLS)
+    assert len(set(sample.rows)) == accuracy.NUM_ROWS and len(set(sample.cols)) == accuracy.NUM_COLS
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "known", "taken"),
+    [
+        ("", (None, "relu"), {}),
+        ("bias+relu", (None, "relu"), {"bias": True, "activation": "relu"}),
+        ("relu+residual", (None, "relu"), {"activation": "relu", "residual": True}),
+        ("bias+gelu", (None, "relu"), {"bias": True}),
+        ("bias+silu+residual", (None, "relu"), {"bias": True}),
+        ("bias+silu+residual", (None, "silu"), {"bias": True, "activation": "silu", "residual": True}),
+        ("swiglu", (None, "silu"), {}),
+    ],
+)
+def test_ours_fuses_what_matmul_takes(
+    epilogue: str, known: tuple[str | None, ...], taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the steps: what follows one that `matmul` lacks is not its."""
+    calls: list[dict[str, Any]] = []
+
+    def matmul(a: Any, b: Any, *, out_dtype: Any, on_fallback: str, **fused: Any) -> Any:
+        assert (out_dtype, on_fallback) == (jnp.float32, "error")
+        calls.append({name: x if name == "activation" else True for name, x in fused.items() if x is not None})
+        return jnp.zeros((8, 8), out_dtype)
+
+    monkeypatch.setattr(jax_bwgemm, "matmul", matmul)
+    monkeypatch.setattr(products, "ACTIVATIONS", known)
+    case = Case(8, 8, 8, out_dtype="float32", epilogue=epilogue)
+    products.ours(case, "error")(**programs.make_operands(case, 1)[0])
+    assert calls == [taken] * (2 if epilogue == "swiglu" else 1)
+
+
+@pytest.mark.parametrize(("dtype", "num_kernels"), [("bfloat16", 1), ("float32", 0)])
+def test_our_kernels_are_seen_in_the_lowered_program(dtype: str, num_kernels: int, artifacts_dir: Path) -> None:
+    case = Case(512, 1024, 256, dtype=dtype)
+    operands = [{name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}] * 2
+    with jax_bwgemm.config(device="h200"):
+        traced = jax.jit(programs._each(products.ours(case, "ignore"))).trace(operands)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    found = programs.variants(text)
+    assert len(found) == num_kernels and all(name.startswith("sm_90a_bf16_bf16_bf16_knn_") for name in found)
+
+
+def test_copies_of_operands_differ() -> None:
+    first, second = programs.make_operands(Case(16, 8, 8, dtype="float8_e4m3fn"), 2)
+    assert first["a"].dtype == jnp.float8_e4m3fn
+    arrays = [np.asarray(x, np.float32) for x in (*first.values(), *second.values())]
+    assert len({x.tobytes() for x in arrays}) == 4
+    (integers,) = programs.make_operands(Case(64, 8, 64, dtype="int8", out_dtype="int32"), 1)
+    assert np.asarray(integers["a"]).min() < -100 and np.asarray(integers["a"]).max() > 100
+
+
+def test_peers_are_chosen_by_name() -> None:
+    assert peers.parse("all") == ("default", "cublaslt", "no-triton", "pallas")
+    assert peers.parse("pallas") == ("default", "pallas")
+    with pytest.raises(ValueError, match="`--peers` requires all or names of default, .*, got 'cutlass'"):
+        peers.parse("default,cutlass")
+
+
+def test_this_xla_knows_every_set_of_flags() -> None:
+    case = Case(8, 8, 8)
+    operands = programs.make_operands(case, 1)
+    for peer in peers.FLAG_SETS:
+        (program,) = programs.compile_peer(peer, case, H200, operands)
+        assert program.run(operands)[0].shape == (8, 8)
+
+
+def test_a_refused_flag_is_not_available_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "FLAG_SETS", {"default": {}, "odd": {"xla_gpu_no_such_flag": True}})
+    case = Case(8, 8, 8)
+    with pytest.raises(peers.Unavailable, match="No such compile option: 'xla_gpu_no_such_flag'"):
+        programs.compile_peer("odd", case, H200, programs.make_operands(case, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "reason"),
+    [
+        ("4096x4096x4096", "b200", "requires Hopper, got b200"),
+        ("4096x4096x4096:nt", "h200", "two row-major matrices"),
+        ("8*1024x1024x1024", "h200", "two row-major matrices"),
+        ("4096x4096x4096:f32", "h200", "16-bit operands"),
+        ("4096x4096x4096->f32", "h200", "16-bit operands"),
+        ("5000x5000x5000", "h200", "multiples of its tile's, got 5000, 5000 and 5000"),
+    ],
+)
+def test_what_pallas_cannot_do(text: str, arch: str, reason: str) -> None:
+    with pytest.raises(peers.Unavailable, match=reason):
+        peers.candidates("pallas", Case.from_str(text), ARCHS[arch])
+
+
+def test_pallas_takes_what_its_tiles_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pallas, "dot", lambda config: lambda a, b: a @ b)
+    found = peers.candidates("pallas", Case(64, 128, 64), H200)
+    assert [candidate.config for candidate in found] == ["64x64_wgN_cluster1"]
+    assert len(peers.candidates("pallas", Case(256, 256, 64), H200)) == len(pallas.CONFIGS)
+
+
+@pytest.mark.parametrize("config", pallas.CONFIGS, ids=str)
+def test_pallas_is_called_as_this_jax_wants_it(config: pallas.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to StableHLO with Mosaic's module in it, for a GPU that is not here."""
+    module = pytest.importorskip("jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu")
+    monkeypatch.setattr(module, "get_num_sms", lambda: H200.num_sms)
+    case = Case(512, 256, 128, epilogue="bias+silu")
+    operands = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}
+    traced = jax.jit(lambda x: products.plain(case, pallas.dot(config))(**x)).trace(operands)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_a_result_file_is_what_was_measured(tmp_path: Path) -> None:
-    report.save(RESULT, tmp_path / "new" / "h200.json")
-    assert report.load(tmp_path / "new" / "h200.json") == RESULT
+    path, result = tmp_path / "new" / "h200.json", dataclasses.replace(RESULT, sustained=LOADS)
+    report.save(result, path)
+    assert report.load(path) == result
+    fields = json.loads(path.read_text())
+    assert fields["format"] == 2 and fields["summary"]["rows"] == 3
+    assert fields["rows"][0]["peers"]["no-triton"]["us"] == 120.0
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda fields: fields.update(format=99),
+        lambda fields: fields.update(format=1),
         lambda fields: fields.update(unknown=1),
         lambda fields: fields.pop("rows"),
-        lambda fields: fields["rows"][0].pop("ours_us"),
+        lambda fields: fields.pop("summary"),
+        lambda fields: fields["rows"][0].pop("ours"),
         lambda fields: fields["rows"][0].update(unknown=1),
+        lambda fields: fields["rows"][0].update(shape="8x8"),
+        lambda fields: fields["rows"][0]["ours"].pop("error"),
+        lambda fields: fields["rows"][0]["peers"].pop("default"),
+        lambda fields: fields["rows"][0]["peers"]["default"].update(unknown=1),
+        lambda fields: fields["sustained"][0].pop("tflops"),
     ],
 )
 def test_an_unknown_or_missing_key_is_an_error(damage: Any, tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
-    report.save(RESULT, path)
+    report.save(dataclasses.replace(RESULT, sustained=LOADS), path)
     fields = json.loads(path.read_text())
     damage(fields)
     path.write_text(json.dumps(fields))
@@ -123,22 +354,110 @@ def test_committed_results_can_be_read() -> None:
         assert result.rows and result.arch in ARCHS
 
 
+def test_best_is_the_fastest_set_of_flags_and_never_pallas() -> None:
+    fast = dataclasses.replace(LARGE, peers=LARGE.peers | {"pallas": times(1.0)})
+    assert fast.best == ("default", LARGE.peers["default"])
+    assert THIN.best == ("no-triton", THIN.peers["no-triton"])
+    assert (THIN.to_default, THIN.to_best) == (1.1, 0.95)
+
+
+def test_summary_counts_every_row() -> None:
+    found = report.summary(RESULT.rows)
+    assert (found.rows, found.behind_best) == (3, 1)
+    assert found.to_default == pytest.approx((1.1 * 1.1 * 1.0) ** (1 / 3))
+    assert found.to_best == pytest.approx((1.1 * 0.95 * 1.0) ** (1 / 3))
+
+
 def test_markdown_shows_every_row_and_the_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.save(RESULT, tmp_path / "h200.json")
     assert main(["bench", "--render", str(tmp_path / "h200.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| " + " | ".join(report.HEADINGS) + " |"
-    assert lines[2] == "| 8x8x8 | 100.0 | 110.0 | 1.100 | 700 | 80 % | 1.00e-03 / 2.00e-03 |"
-    assert lines[4].startswith("NVIDIA H200, driver_version 580.1, date 2026-01-01. CUPTI kernel time, median of 21 ")
-    assert lines[4].endswith("Launch handler over 10000 calls: median 4.00 us, 0.50 us without cuLaunchKernelEx.")
-    assert lines[5] == "Not measured: 9x9x9: no kernel"
+    head = "shape m x n x k | ours us | XLA us | best flags us | ratio to default | ratio to best | rate | of limit"
+    assert lines[0] == f"| {head} |"
+    assert lines[2] == "| 2048x2048x2048 | 100.0 | 110.0 | 110.0 | 1.100 | 1.100 | 172 TFLOP/s | 80 % |"
+    assert lines[3] == "| 8x4096x4096 | 20.0 | 22.0 | 19.0 (no-triton) | 1.100 | 0.950 | 1.68 TB/s | 400 % |"
+    assert lines[4].startswith("| 512x512x512:f32 | 50.0 (XLA) | 50.0 | 50.0 | 1.000 | 1.000 |")
+    assert lines[6].startswith("NVIDIA H200, driver_version 580.1, date 2026-01-01, commit abc. CUPTI kernel time, ")
+    assert "median of 15 to 40 alternating rounds" in lines[6] and "both are XLA's: 512x512x512:f32." in lines[6]
+    assert lines[6].endswith("Launch handler over 10000 calls: median 4.00 us, 0.50 us without cuLaunchKernelEx.")
+    assert lines[8].endswith("at most 2.000 times jnp.dot's (2048x2048x2048: 2.00e-03 and 1.00e-03).")
+    assert lines[10] == "Not measured: 9x9x9: no memory"
+    assert lines[12] == "Geometric mean of 3 rows: 1.066 to default, 1.015 to best; 1 below 0.97 to best."
+    assert len(lines) == 13
+
+
+def test_markdown_shows_what_was_asked_for() -> None:
+    some = dataclasses.replace(LARGE, peers=LARGE.peers | {"pallas": times(123.4)})
+    odd = dataclasses.replace(THIN, unavailable={"pallas": "m", "cublaslt": "No such option"})
+    text = render.markdown(dataclasses.replace(RESULT, rows=(some, odd, odd), handler={}, sustained=LOADS))
+    assert "| best flags us | Pallas us | ratio to default |" in text
+    assert "| 110.0 | 123.4 | 1.100 |" in text and "| 19.0 (no-triton) | - | 1.100 |" in text
+    assert "cublaslt not available: No such option (rows: 2)." in text and "pallas not available" not in text
+    assert "| 2048x2048x2048 | ours | 30 | 712.3 | 1655 | 700 | 71 |" in text
+    assert "| 2048x2048x2048 | default | 30 | 701.3 | - | - | - |" in text
+    assert "Launch handler" not in text
+
+
+def test_plots_are_drawn_and_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    report.save(RESULT, tmp_path / "h200.json")
+    for name in ("one", "two"):
+        assert main(["bench", "--render", str(tmp_path / "h200.json"), "--plots", str(tmp_path / name)]) == 0
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == ["ratios.png", "ratios.svg", "roofline.png", "roofline.svg"]
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    drawn = (tmp_path / "one" / "ratios.svg").read_text()
+    assert "512x512x512:f32 (ours: XLA)" in drawn and "best flags (mean 1.015)" in drawn
+    drawn = (tmp_path / "one" / "roofline.svg").read_text()
+    assert "bf16: 1071 TFLOP/s" in drawn and "f32: 535 TFLOP/s" in drawn and "4.3 TB/s" in drawn
+
+
+def test_plots_without_matplotlib_are_one_sentence(tmp_path: Path) -> None:
+    report.save(RESULT, tmp_path / "h200.json")
+    code = "import sys; sys.modules['matplotlib'] = None\n"
+    code += "from jax_bwgemm.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = ["bench", "--render", str(tmp_path / "h200.json"), "--plots", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith("which is not installed: pip install 'jax_bwgemm[plot]'\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_machine_facts_do_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     facts = machine.describe()
-    assert "driver_version" not in facts and "commit" not in facts
+    assert "driver_version" not in facts and facts["commit"] == "unknown"
     assert facts["date"] and facts["jax"]
+
+
+def git(top: Path | None, revision: str, changed: str = "") -> Any:
+    """A stand-in for git in the checkout `top`; None: outside of one."""
+
+    def output(command: list[str]) -> str:
+        if top is None:
+            return ""
+        return changed if "status" in command else f"{top}\n{revision}"
+
+    return output
+
+
+def test_the_commit_is_the_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_output", git(ROOT, "0123456789abcdef"))
+    assert machine.commit() == machine.commit("0123456") == "0123456789ab"
+    with pytest.raises(ValueError, match="`--commit` requires this checkout's, 0123456789ab, got fedcba: leave it out"):
+        machine.commit("fedcba")
+    monkeypatch.setattr(machine, "_output", git(ROOT, "0123456789abcdef", " M README.md"))
+    assert machine.commit() == "0123456789ab+"
+
+
+@pytest.mark.parametrize("top", [None, Path("/somewhere/else")])
+def test_the_commit_is_given_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, top: Path | None) -> None:
+    monkeypatch.setattr(machine, "_output", git(top, "0123456789abcdef"))
+    monkeypatch.delenv(machine.COMMIT_VARIABLE, raising=False)
+    assert (machine.commit(), machine.commit("fedcba")) == ("unknown", "fedcba")
+    monkeypatch.setenv(machine.COMMIT_VARIABLE, "abcdef")
+    assert (machine.commit(), machine.commit("fedcba")) == ("abcdef", "fedcba")
 
 
 def test_nvidia_smi_is_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,22 +465,116 @@ def test_nvidia_smi_is_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.query(machine.NOW) == {"clocks.sm": "1980 MHz", "power.draw": "690.12 W", "temperature.gpu": "55"}
 
 
-def test_the_whole_pass_with_another_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_ours", jnp.matmul)
+def test_load_alternates_in_halves_and_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.cycle(["1900 MHz, 600.5 W, 60", "1700 MHz, 700.5 W, 70", "1800 MHz, [N/A], 65"])
+    monkeypatch.setattr(machine, "_output", lambda command: next(readings))
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) or jnp.zeros(1) for name in ("ours", "default")}
+    case = Case(8, 8, 8)
+    loads = sustained.sustain(case, calls, 2, 0.2, period_s=0.01)
+    assert [name for name, _ in itertools.groupby(order)] == ["ours", "default", "ours", "default"]
+    for load in loads:
+        assert load.shape == "8x8x8" and load.samples > 0 and load.seconds >= 0.2
+        assert 1700 <= load.clock_mhz <= 1900 and 60 <= load.temperature_c <= 70 and load.power_w < 700
+        num_calls = order.count(load.product) - sustained.HALVES  # one of each half is not timed
+        assert load.tflops == pytest.approx(num_calls * 2 * case.flops / load.seconds / 1e12)
+
+
+def test_load_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_output", lambda command: "")
+    (load,) = sustained.sustain(Case(8, 8, 8), {"ours": lambda: jnp.zeros(1)}, 1, 0.02, period_s=0.01)
+    assert (load.samples, load.clock_mhz) == (0, 0.0) and load.tflops > 0
+
+
+SMALL = dataclasses.replace(H200, l2_bytes=2**10)
+
+
+@pytest.fixture
+def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_handler", lambda: {})
     monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing._host_clock))
-    cases = [Case(32, 16, 64, batch=2, form="nt"), Case(16, 32, 8, form="tn")]
-    result = bench.measure_all(cases, dataclasses.replace(ARCHS["h200"], l2_bytes=2**10), 15)
-    assert [row.shape for row in result.rows] == ["2*32x16x64:nt", "16x32x8:tn"]
+
+
+def test_the_whole_pass(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU ours is XLA's, which the rows must say."""
+    texts = ["2*32x16x64:nt", "16x32x8:tn", "24x16x8:bias+silu+residual", "8x16x24:f32:swiglu"]
+    cases = [Case.from_str(text) for text in texts]
+    settings = bench.Settings(cases, peers.PEERS, 15, sustained=0.02, sustained_cases=cases[:1])
+    result = bench.measure_all(settings, SMALL)
+    assert [row.shape for row in result.rows] == texts and not result.skipped
     for row in result.rows:
-        assert row.ours_error == row.peer_error < 0.01
-        assert row.ours_low_us <= row.ours_us <= row.ours_high_us
-    assert "Launch handler" not in report.markdown(result)
+        assert 0 < row.ours.error < 0.01 and row.error_ratio < 1.5
+        assert row.ours.low <= row.ours.us <= row.ours.high
+        assert set(row.peers) == set(peers.FLAG_SETS) and set(row.unavailable) == {"pallas"}
+        assert row.variant == "" and row.fallback.startswith("XLA computes") and row.rounds == 15
+    assert [load.product for load in result.sustained] == ["ours", "default"]
+    assert render.markdown(result).count("(XLA) |") == 4
+
+
+def test_a_row_that_fails_is_skipped_and_the_others_count(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_ours(case: Case, operands: Any) -> programs.Program:
+        if case.m == 8:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nand more")
+        return programs.compile_peer("default", case, H200, operands)[0]
+
+    monkeypatch.setattr(bench, "compile_ours", compile_ours)
+    result = bench.measure_all(bench.Settings([Case(8, 8, 8), Case(16, 8, 8)], ["default"]), SMALL)
+    assert [row.shape for row in result.rows] == ["16x8x8"]
+    assert result.skipped == {"8x8x8": "RESOURCE_EXHAUSTED: no memory"}
+
+
+def test_xla_itself_failing_skips_a_row_and_a_set_of_flags_does_not(
+    host_clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_peer(peer: str, case: Case, *args: Any) -> list[programs.Program]:
+        if peer == ("default" if case.m == 8 else "cublaslt"):
+            raise peers.Unavailable(f"no {peer}")
+        return programs.compile_peer(peer, case, *args)
+
+    monkeypatch.setattr(bench, "compile_peer", compile_peer)
+    result = bench.measure_all(bench.Settings([Case(8, 8, 8), Case(16, 8, 8)]), SMALL)
+    assert result.skipped == {"8x8x8": "no default"}
+    assert result.rows[0].unavailable == {"cublaslt": "no cublaslt"}
+
+
+def test_the_fastest_configuration_counts() -> None:
+    programs_ = [programs.Program(lambda operands: [], config=name) for name in "abc"]
+    clock_us = {"a": 5.0, "b": 3.0, "c": 4.0}
+    by_run = {program.run: clock_us[program.config] for program in programs_}
+    assert bench._fastest(programs_, [], lambda run, *_: lambda: by_run[run]).config == "b"
+
+
+def test_calls_of_a_program_are_named() -> None:
+    text = """custom-call(x), custom_call_target="__cublas$lt$matmul"
+      fusion(x), kind=kCustom, backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
+      custom-call(x), custom_call_target="__cublas$lt$matmul" """
+    compiled = types.SimpleNamespace(as_text=lambda: text)
+    assert programs._program(compiled).calls == ("__cublas$lt$matmul", "__triton_gemm")
 
 
 def test_a_machine_without_a_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--shapes", "128x128x128"]) == 2
     assert "`bench` requires a Hopper or Blackwell GPU, got none" in capsys.readouterr().err
+
+
+def test_the_command_writes_shows_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    asked: list[bench.Settings] = []
+    monkeypatch.setattr(bench, "measure", lambda settings: asked.append(settings) or RESULT)
+    command = (
+        f"bench --shapes 8x8x8:f32 --peers all --seconds 0 --sustained 3 --json {tmp_path}/r.json --plots {tmp_path}"
+    )
+    assert main(command.split()) == 1  # a row was skipped
+    (settings,) = asked
+    assert list(settings.cases) == [Case(8, 8, 8, dtype="float32")] and settings.peers == peers.PEERS
+    assert [str(case) for case in settings.sustained_cases] == ["8192x8192x8192", "16384x16384x16384"]
+    assert report.load(tmp_path / "r.json") == RESULT and (tmp_path / "roofline.png").exists()
+    shown = capsys.readouterr().out
+    assert "19.0 (no-triton)" in shown and "1 below 0.97 to best." in shown
+    assert main(["bench", "--json", str(tmp_path / "r.json")]) == 1
+    assert len(asked[1].cases) == 34 and asked[1].peers == tuple(peers.FLAG_SETS) and not asked[1].sustained_cases
 
 
 def test_without_cupti_the_host_clock_is_named_and_used() -> None:

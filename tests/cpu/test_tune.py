@@ -251,10 +251,24 @@ def test_commands_with_a_fake_clock(
         monkeypatch.setattr(room, "gpu_arch", lambda who: H200)
     table, out = tmp_path / "table.json", tmp_path / "out.json"
     assert main(["bench", "--tune", "--shapes", "1024x512x256", "--table", str(table)]) == 0
-    assert list(measured.load(table).records) == [measured.key(PROBLEM)]
+    (record,) = measured.load(table).records.values()
+    assert record.problem == measured.key(PROBLEM)
     assert main(["bench", "--regret", "4", "--seed", "3", "--json", str(out)]) == 0
     assert len(json.loads(out.read_text())["products"]) == 4
     said = capsys.readouterr().out
+    tuned = next(line for line in said.splitlines() if line.startswith(record.problem))
+    assert f"  {record.times[0].tile}  {record.times[0].us:.1f}  " in tuned and tuned.endswith(" %")
     assert f"wrote {table}" in said and f"wrote {out}" in said and "where the cost model loses most" in said
     assert main(["bench", "--regret", "0"]) == main(["bench", "--tune", "--rounds", "0"]) == 2
     assert "`--rounds` requires at least 1, got 0" in capsys.readouterr().err
+
+
+def test_commands_without_kernels_say_why(
+    no_artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (tune, regret):
+        monkeypatch.setattr(room, "gpu_arch", lambda who: H200)
+    assert main(["bench", "--tune", "--shapes", "64x64x64"]) == 1
+    assert f"identity: no cubins: {no_artifacts}" in capsys.readouterr().out
+    assert main(["bench", "--regret", "2"]) == 2
+    assert f"requires kernels, got none: no cubins: {no_artifacts}" in capsys.readouterr().err

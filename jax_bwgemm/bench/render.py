@@ -1,0 +1,125 @@
+"""A result as text: table cells, conditions, markdown. Measures nothing; `table` draws the same on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.bench.peers import FLAG_SETS
+from jax_bwgemm.bench.report import BEHIND, Load, Result, Row, limits_us, summary
+
+Column = tuple[str, Callable[[Row], str]]
+LOAD_HEADINGS = ("sustained shape", "product", "s", "TFLOP/s", "SM MHz", "W", "max C")
+
+
+def columns(arch: str, has_pallas: bool) -> Sequence[Column]:
+    """(heading, cell) of a result on `arch`."""
+    table: list[Column] = [
+        ("shape m x n x k", lambda row: row.shape),
+        ("ours us", lambda row: f"{row.ours.us:.1f}" + ("" if row.variant else " (XLA)")),
+        ("XLA us", lambda row: f"{row.default.us:.1f}"),
+        ("best flags us", _best),
+        ("ratio to default", lambda row: f"{row.to_default:.3f}"),
+        ("ratio to best", lambda row: f"{row.to_best:.3f}"),
+        ("rate", lambda row: _rate(row, arch)),
+        ("of limit", lambda row: f"{100 * row.of_limit:.0f} %"),
+    ]
+    if has_pallas:
+        table.insert(4, ("Pallas us", lambda row: f"{row.peers['pallas'].us:.1f}" if "pallas" in row.peers else "-"))
+    return table
+
+
+def lines(result: Result) -> list[tuple[str, ...]]:
+    """The headings, then a line a row."""
+    has_pallas = any("pallas" in row.peers or "pallas" in row.unavailable for row in result.rows)
+    table = columns(result.arch, has_pallas)
+    return [tuple(heading for heading, _ in table), *(cells(row, table) for row in result.rows)]
+
+
+def cells(row: Row, table: Sequence[Column]) -> tuple[str, ...]:
+    return tuple(cell(row) for _, cell in table)
+
+
+def load_lines(result: Result) -> list[tuple[str, ...]]:
+    """The headings, then a line a load; none if there was none."""
+    return [LOAD_HEADINGS, *map(_load_cells, result.sustained)] if result.sustained else []
+
+
+def _load_cells(load: Load) -> tuple[str, ...]:
+    sampled = (f"{x:.0f}" if load.samples else "-" for x in (load.clock_mhz, load.power_w, load.temperature_c))
+    return (load.shape, load.product, f"{load.seconds:.0f}", f"{load.tflops:.1f}", *sampled)
+
+
+def markdown(result: Result) -> str:
+    """The tables for README.md, with the conditions and the summary under them."""
+    tables = [_table(table) for table in (lines(result), load_lines(result)) if table]
+    return "\n\n".join([*tables, *notes(result)])
+
+
+def notes(result: Result) -> list[str]:
+    """Paragraphs: how and on what the numbers were taken, errors, what was not available, and last the summary."""
+    skipped = [f"Not measured: {shape}: {reason}" for shape, reason in result.skipped.items()]
+    return [_conditions(result), _errors(result), *_unavailable(result), *skipped, summary_line(result)]
+
+
+def summary_line(result: Result) -> str:
+    found = summary(result.rows)
+    return (
+        f"Geometric mean of {found.rows} rows: {found.to_default:.3f} to default, {found.to_best:.3f} to best; "
+        f"{found.behind_best} below {BEHIND} to best."
+    )
+
+
+def _conditions(result: Result) -> str:
+    known = [f"{name} {value}" for name, value in result.machine.items() if name != "name"]
+    rounds = sorted({row.rounds for row in result.rows})
+    between = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    text = (
+        f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}, median of {between} "
+        "alternating rounds, standard normal inputs. Ratios: XLA's time, with its default flags and "
+        "with the best of the sets of flags, over ours."
+    )
+    if fallen := [row.shape for row in result.rows if not row.variant]:
+        text += f" (XLA): no kernel of ours, so both are XLA's: {', '.join(fallen)}."
+    if result.handler:
+        own, total, calls = (result.handler[name] for name in ("own_us", "total_us", "calls"))
+        text += f" Launch handler over {calls:.0f} calls: median {total:.2f} us, {own:.2f} us without cuLaunchKernelEx."
+    return text
+
+
+def _errors(result: Result) -> str:
+    worst = max(result.rows, key=lambda row: row.error_ratio)
+    return (
+        f"Relative errors against float64: at most {worst.error_ratio:.3f} times jnp.dot's "
+        f"({worst.shape}: {worst.ours.error:.2e} and {worst.default.error:.2e})."
+    )
+
+
+def _unavailable(result: Result) -> list[str]:
+    """Sets of flags that failed. Pallas' reasons differ from row to row and are in the file."""
+    reasons = [
+        f"{name} not available: {why}"
+        for row in result.rows
+        for name, why in row.unavailable.items()
+        if name in FLAG_SETS
+    ]
+    return [f"{reason} (rows: {reasons.count(reason)})." for reason in dict.fromkeys(reasons)]
+
+
+def _best(row: Row) -> str:
+    name, times = row.best
+    return f"{times.us:.1f}" + (f" ({name})" if name != "default" else "")
+
+
+def _rate(row: Row, arch: str) -> str:
+    """Of what bounds the case."""
+    compute_us, memory_us = limits_us(row.case, ARCHS[arch])
+    if compute_us < memory_us:
+        return f"{row.case.min_bytes / row.ours.us / 1e6:.2f} TB/s"
+    return f"{row.case.flops / row.ours.us / 1e6:.0f} TFLOP/s"
+
+
+def _table(table: Sequence[Sequence[str]]) -> str:
+    headings, *rows = table
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))
