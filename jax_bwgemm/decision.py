@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
-from jax_bwgemm import artifacts, ffi, jit_build
+from jax_bwgemm import artifacts, ffi, jit_build, measured
 from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry
+from jax_bwgemm.measured import Record, Time
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, variant_for
+
+_asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.ContextVar("asked", default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,10 @@ def decide(
         return Decision(reason=arch)
     if problem.is_empty:
         return Decision(reason="there is nothing to multiply")
+    if (asked := _asked.get()) is not None and tile is None and not is_emulated:
+        asked.append((problem, arch))
     missing = _missing_ptx if is_emulated else _missing
-    chosen = plan(problem, arch, tile, missing)
+    chosen = plan(problem, arch, tile, missing, record=measurements(problem, arch))
     blocked = ffi.status() if is_emulated or _cuda_devices() else None
     if chosen.variant is None and compiles and blocked is None:
         chosen = _compiled(problem, chosen, tile, missing)
@@ -49,6 +56,45 @@ def decide(
         ffi.register(artifacts.artifact_dirs())
     entry = artifacts.find(chosen.variant)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
+
+
+@contextlib.contextmanager
+def asked_problems() -> Iterator[list[tuple[Problem, Arch]]]:
+    """What `decide` is asked in the block, by this thread, and may choose a tile for on a GPU; repeated as asked."""
+    problems: list[tuple[Problem, Arch]] = []
+    token = _asked.set(problems)
+    try:
+        yield problems
+    finally:
+        _asked.reset(token)
+
+
+def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
+    """The cost model's own plan, whatever was measured; and each candidate that has a cubin, planned by itself."""
+    modelled = plan(problem, arch, missing=_missing)
+    decisions = []
+    for candidate in modelled.candidates:
+        own = plan(problem, arch, missing=_missing, among=(candidate,)) if candidate.reason is None else None
+        entry = artifacts.find(own.variant) if own and own.variant else None
+        if isinstance(entry, Entry):
+            decisions.append(Decision(own, entry))
+    return modelled, decisions
+
+
+def measurements(problem: Problem, arch: Arch, borrows: bool = True) -> Record | None:
+    """The measured times of `problem`'s kernels, if none of them is of another cubin than the one at hand.
+
+    With `borrows`, a bias, an activation or a scale that was not timed takes the times of the product alone: it is
+    arithmetic on a result that is in registers already. A residual loads another operand, and does not.
+    """
+    borrowed = (
+        [dataclasses.replace(problem, epilogue=Epilogue())] if borrows and not problem.epilogue.has_residual else []
+    )
+    for asked in (problem, *borrowed):
+        for record in measured.found(arch.name, asked):
+            if not any(_is_stale(time, asked, arch) for time in record.times):
+                return record
+    return None
 
 
 def without_epilogue(problem: Problem) -> Problem | None:
@@ -79,6 +125,16 @@ def _compiled(problem: Problem, chosen: Plan, tile: Tile | None, missing: Callab
     if isinstance(entry, str):
         return dataclasses.replace(chosen, reason=f"{chosen.reason}; {entry}")
     return plan(problem, chosen.arch, tile, missing)
+
+
+def _is_stale(time: Time, problem: Problem, arch: Arch) -> bool:
+    """Whether the kernel at hand is another than the one that was timed; not where there is none."""
+    try:
+        seen, tile = problem.transposed if time.swapped else problem, Tile.from_str(time.tile)
+    except ValueError:  # a tile of another version of this package
+        return True
+    entry = artifacts.find(variant_for(seen, tile, arch.target))
+    return isinstance(entry, Entry) and not entry.cubin_sha256.startswith(time.cubin)
 
 
 def _missing(variant: Variant) -> str | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_bwgemm.config import resolve
 from jax_bwgemm.decision import Decision, decide, without_epilogue
 from jax_bwgemm.matmul import checked_params, stack, why_not_ours
+from jax_bwgemm.measured import Record
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
@@ -130,13 +131,16 @@ def _problem(operands: tuple[Any, ...], params: dict[str, Any]) -> Problem:
 
 def _candidate_lines(plan: Plan) -> list[str]:
     width = max(len(_name(candidate)) for candidate in plan.candidates)
-    head = f"{'on ' + plan.arch.name:<{width + 3}} {'predicted':>12} {'of peak':>8} {'waves':>6}  bound by"
+    measured = f" {'measured':>12}" if plan.record else ""
+    head = f"{'on ' + plan.arch.name:<{width + 3}}{measured} {'predicted':>12} {'of peak':>8} {'waves':>6}  bound by"
     return [head, *(_candidate_line(candidate, plan, width) for candidate in plan.candidates)]
 
 
 def _candidate_line(candidate: Candidate, plan: Plan, width: int) -> str:
     mark = "->" if candidate is plan.chosen else "  "
     line = f"{mark} {_name(candidate):<{width}}"
+    if plan.record and candidate.cost:
+        line += " " * 13 if candidate.measured_us is None else f" {candidate.measured_us:9.1f} us"
     if c := candidate.cost:
         line += f" {c.us:9.1f} us {100 * c.utilisation:6.1f} % {c.waves:6d}  {c.bound:<12}"
         return (line + ("  cubin not available" if candidate.reason else "")).rstrip()
@@ -166,6 +170,8 @@ def _choice_lines(plan: Plan | None) -> list[str]:
 
 
 def _why_tile(plan: Plan, chosen: Candidate) -> str:
+    if plan.record and chosen.measured_us is not None:
+        return _why_measured(plan, plan.record, chosen.measured_us)
     mine = chosen.cost
     rivals = [(c.cost.us, c) for c in plan.candidates if c.cost and c is not chosen]
     if mine is None or not rivals:
@@ -178,6 +184,14 @@ def _why_tile(plan: Plan, chosen: Candidate) -> str:
     if best.reason is None:
         return f"as fast as {_name(best)} within the model's error, and reads less from the L2 cache"
     return f"the best whose cubin is available; {_name(best)} would be {mine.us - us:.1f} us faster"
+
+
+def _why_measured(plan: Plan, record: Record, mine_us: float) -> str:
+    """The candidates are in order: the chosen one, then what was measured and can be launched."""
+    rival, when = plan.candidates[1] if len(plan.candidates) > 1 else None, f"({record.date}, {record.problem})"
+    if rival is None or rival.measured_us is None or rival.reason is not None:
+        return f"the only one that was measured {when}"
+    return f"measured to be the fastest, {rival.measured_us - mine_us:.1f} us before {_name(rival)} {when}"
 
 
 def _why_cta_group(plan: Plan, chosen: Candidate) -> str:

@@ -1,4 +1,4 @@
-"""The only chooser: candidates -> `why_not` -> cost -> one `Plan`. Knows no JAX and no CUDA."""
+"""The only chooser: candidates -> `why_not` -> measured times, else cost -> one `Plan`. Knows no JAX, CUDA or file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.cost import RETAINED, Cost, cluster_tiles, concurrent_clusters, cost, tail_parts
+from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile, why_not
 from jax_bwgemm.variant import Variant, variant_for
@@ -23,14 +24,15 @@ TileLists = Mapping[str, tuple[Tile, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, and the
-    reason why it cannot be launched, if it cannot."""
+    """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, its measured
+    time, if there is one, and the reason why it cannot be launched, if it cannot."""
 
     tile: Tile
     problem: Problem
     swapped: bool = False
     cost: Cost | None = None
     reason: str | None = None
+    measured_us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Plan:
     row first, else columns, walked column first. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's operands.
     `tail_parts`: into how many parts of k a tile with `split_tail` divides the tiles that fill no wave.
     With `pdl` the kernel may start before the one before it ends (programmatic dependent launch). `candidates` are in
-    the planner's order of preference.
+    the planner's order of preference. `record` holds the measured times that the choice follows, if it does.
     """
 
     problem: Problem
@@ -57,6 +59,12 @@ class Plan:
     b_l2: str = "normal"
     pdl: bool = False
     tail_parts: int = 1
+    record: Record | None = None
+
+    @property
+    def source(self) -> str:
+        """What the choice follows: "measured" times or the cost "model"."""
+        return "measured" if self.record else "model"
 
     @property
     def variant(self) -> Variant | None:
@@ -91,12 +99,14 @@ def plan(
     tile: Tile | None = None,
     missing: Callable[[Variant], str | None] = lambda variant: None,
     among: Iterable[Candidate] | None = None,
+    record: Record | None = None,
 ) -> Plan:
-    """Chooses the cheapest legal tile whose cubin is there, or the user's, which is never swapped.
+    """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
-    Among tiles that are predicted to tie, it is the one that reads least from the L2 cache: large products are limited
-    by power, and moving data costs power. A cluster of more than two CTAs wins no tie against a smaller one: on top of
-    CTA pairs, multicast gained nothing in the published figures.
+    That is the tile of the least measured time; where none was measured, of the least predicted one. Among tiles that
+    are predicted to tie, it is the one that reads least from the L2 cache: large products are limited by power, and
+    moving data costs power. A cluster of more than two CTAs wins no tie against a smaller one: on top of CTA pairs,
+    multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
@@ -104,6 +114,7 @@ def plan(
       tile: the only candidate, if given; ValueError if it is not legal.
       missing: why a variant's cubin cannot be had, or None.
       among: what to choose from; `candidates` if None.
+      record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
     """
     if tile is not None and (reason := why_not(tile, problem, arch)):
         raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
@@ -111,16 +122,19 @@ def plan(
         among = (Candidate(tile, problem),)
     elif among is None:
         among = candidates(problem, arch)
-    judged = tuple(sorted((_judge(candidate, arch, missing) for candidate in among), key=_preference))
+    times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
+    judged = tuple(sorted((_judge(candidate, arch, missing, times) for candidate in among), key=_preference))
     if judged[0].reason is not None:
         return Plan(problem, arch, judged, reason=judged[0].reason)
-    best = _best(judged, arch)
+    is_measured = judged[0].measured_us is not None
+    best = judged[0] if is_measured else _best(judged, arch)
     seen = best.problem
     group, along_n = raster(best.tile, seen, arch)
     a_l2, b_l2 = l2_hints(best.tile, seen, arch)
     parts = tail_parts(best.tile, seen, arch)
     pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and parts == 1
-    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2, pdl, parts)
+    source = record if is_measured else None
+    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2, pdl, parts, source)
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
@@ -180,12 +194,17 @@ def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
     return sharing == 1 and operand_bytes(problem)[0 if is_a else 1] > arch.l2_bytes
 
 
-def _judge(candidate: Candidate, arch: Arch, missing: Callable[[Variant], str | None]) -> Candidate:
+def _judge(
+    candidate: Candidate,
+    arch: Arch,
+    missing: Callable[[Variant], str | None],
+    times: Mapping[tuple[str, bool], float],
+) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
     if reason := why_not(tile, problem, arch):
         return dataclasses.replace(candidate, reason=reason)
-    reason = missing(variant_for(problem, tile, arch.target))
-    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason)
+    reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
+    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
 
 
 def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
@@ -203,6 +222,9 @@ def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
     return family(arch.target) == "blackwell" and acc_stages(candidate.tile) == 1
 
 
-def _preference(candidate: Candidate) -> tuple[bool, bool, float]:
-    """Launchable before legal before illegal; then the predicted time. Ties keep the order in which tiles ship."""
-    return candidate.reason is not None, candidate.cost is None, candidate.cost.us if candidate.cost else 0.0
+def _preference(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+    """Launchable before legal before illegal, and measured before not; then the time. Ties keep the order in which
+    tiles ship."""
+    us = candidate.measured_us
+    predicted_us = candidate.cost.us if candidate.cost else 0.0
+    return candidate.reason is not None, candidate.cost is None, us is None, predicted_us if us is None else us

@@ -65,6 +65,24 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     return "CUPTI kernel time", _kernel_clock
 
 
+def kernel_times(function: Any, rounds: int, *args: Any) -> list[tuple[str, float]]:
+    """(symbol, microseconds) of every kernel that `rounds` calls run; two calls before them are not measured.
+
+    ValueError without CUPTI, of which a process has one user at a time.
+    """
+    jax.block_until_ready(function(*args))  # here, so that its own errors are not taken for CUPTI's
+    try:
+        from jax.experimental.mosaic.gpu import profiler
+
+        found = profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
+    except Exception as error:  # an optional private tool, that fails in ways of its own
+        raise ValueError(
+            f"timing single kernels requires CUPTI, which jax's own package for CUDA has: {error}"
+        ) from error
+    calls = found if rounds > 1 else [found]
+    return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]
+
+
 def _kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:
     """Microseconds of all kernels that one call runs, a product; the call is made once before, unmeasured."""
     from jax.experimental.mosaic.gpu import profiler

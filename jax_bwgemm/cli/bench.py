@@ -28,12 +28,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="result file (default: bench/results/DEVICE.json)")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")
+    parser.add_argument("--tune", action="store_true", help="instead: time all kernels of --shapes for the planner")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
+    parser.add_argument("--regret", type=int, metavar="N", help="instead: what the model's choices lose, N products")
+    parser.add_argument("--seed", type=int, default=0, help="of the products of --regret (default: %(default)s)")
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _render(args) if args.render else _measure(args)
+    if args.render:
+        return _render(args)
+    if args.tune:
+        from jax_bwgemm.bench import tune
+
+        return tune.main(args.shapes, args.rounds, args.table, args.commit)
+    if args.regret is not None:
+        from jax_bwgemm.bench import regret
+
+        return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit)
+    return _measure(args)
 
 
 def _render(args: argparse.Namespace) -> int:

@@ -303,7 +303,7 @@ def test_padding_where_the_unpadded_major_is_illegal(artifacts_dir):
     assert text.count("stablehlo.pad") == 2
 
 
-def swapping(problem, arch, tile=None, missing=lambda variant: None):
+def swapping(problem, arch, tile=None, missing=lambda variant: None, record=None):
     """A planner that likes nothing but C^T = B^T A^T."""
     return plan(problem, arch, None, missing, [Candidate(tile or Tile(64, 128), problem.transposed, swapped=True)])
 
@@ -476,8 +476,8 @@ def test_dtypes(artifacts_dir, a_dtype, b_dtype, out_dtype, atoms):
 
 
 def test_l2_hints_are_the_plans(artifacts_dir, monkeypatch):
-    def hinting(*args):
-        return plan(*args).__class__(**vars(plan(*args)) | {"a_l2": "evict_first", "b_l2": "evict_last"})
+    def hinting(*args, **settings):
+        return plan(*args).__class__(**vars(plan(*args, **settings)) | {"a_l2": "evict_first", "b_l2": "evict_last"})
 
     monkeypatch.setattr(decision, "plan", hinting)
     (call,) = calls(hlo(matmul, X, W))

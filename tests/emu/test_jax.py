@@ -227,7 +227,7 @@ def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str
 def test_swapped_operands(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """C^T = B^T A^T, and the caller sees C."""
 
-    def swapping(problem: Problem, arch: Any, tile: Any, missing: Any) -> Any:
+    def swapping(problem: Problem, arch: Any, tile: Any, missing: Any, record: Any) -> Any:
         return plan(problem, arch, tile, missing, [c for c in candidates(problem, arch) if c.swapped])
 
     m, n, k = shape

@@ -1,0 +1,103 @@
+"""`autotune`: the products of a function are timed on this GPU, and the planner follows what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.decision import asked_problems, measurements
+from jax_bwgemm.measured import key, user_path
+from jax_bwgemm.problem import Problem
+
+if TYPE_CHECKING:
+    from jax_bwgemm.bench.candidates import Timed
+
+ROUNDS = 21
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedProduct:
+    """`tile` was the fastest, in `us`; the cost model alone would choose `modelled_tile`, which took `modelled_us`."""
+
+    product: str
+    tile: str
+    us: float
+    modelled_tile: str
+    modelled_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningReport:
+    """What `autotune` did: products timed now, those whose times `table` or the package had, and those that no kernel
+    at hand computes."""
+
+    table: Path
+    timed: tuple[TunedProduct, ...]
+    known: tuple[str, ...]
+    without_kernel: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.timed)} products timed, {len(self.known)} known: {self.table}"]
+        for p in self.timed:
+            was = f", {p.modelled_us:.1f} us with {p.modelled_tile}" if p.modelled_tile != p.tile else ""
+            lines.append(f"  {p.product}: {p.us:.1f} us with {p.tile}{was}")
+        return "\n".join(lines + [f"  {product}: no kernel at hand" for product in self.without_kernel])
+
+
+def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
+    """Times every kernel that can compute the products of `f`, so that later calls run the fastest.
+
+    `f` is lowered, not run: every `matmul` in it is seen, in whatever transformation, with the layouts that the
+    compiled function would have. Products whose times are known already are left alone. The times go into the table
+    `~/.cache/jax_bwgemm/tables/DEVICE.json` (in `JAX_BWGEMM_TABLES` if set), which all processes read from then on.
+    A function that is compiled already keeps its kernels until `jax.clear_caches()`. `tile=` wins over any table.
+
+    Args:
+      f: a function of arrays; close over what is static. For a training step pass the step, or `jax.grad(loss)`.
+      *args: what `f` is called with; only shapes and dtypes are read, so `jax.ShapeDtypeStruct`s will do.
+      **kwargs: the same.
+
+    Returns:
+      A `TuningReport`: print it.
+
+    Raises:
+      ValueError: without a Hopper or Blackwell GPU, the library or CUPTI.
+      OSError: the table cannot be written; set `JAX_BWGEMM_TABLES`.
+      What `f` raises.
+
+    Example: `print(jax_bwgemm.autotune(jax.grad(loss), params, batch))`
+    """
+    from jax_bwgemm.bench import candidates, machine, tune  # here, so that `import jax_bwgemm` leaves them out
+
+    arch = candidates.gpu_arch("`autotune`")
+    problems = products(f, args, kwargs, arch)
+    known = [problem for problem in problems if measurements(problem, arch, borrows=False) is not None]
+    table = user_path(arch.name)
+    new = [problem for problem in problems if problem not in known]
+    timed = tune.tune(new, arch, ROUNDS, table, machine.describe())
+    names = {key(found.problem): _tuned(found) for found in timed}
+    without = [key(problem) for problem in new if key(problem) not in names]
+    return TuningReport(table, tuple(names.values()), tuple(map(key, known)), tuple(without))
+
+
+def products(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: Arch) -> list[Problem]:
+    """What the lowering of `f` for CUDA asks the planner, each `key` once; a product that can be had in several ways
+    in each that it asks about."""
+
+    def fresh(*args: Any, **kwargs: Any) -> Any:  # of a function that was lowered before, nothing would be asked
+        return f(*args, **kwargs)
+
+    with asked_problems() as asked:
+        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+    return list({key(problem): problem for problem, own in asked if own.name == arch.name}.values())
+
+
+def _tuned(timed: Timed) -> TunedProduct:
+    best, model = timed.fastest, timed.modelled_idx
+    times = timed.times_us
+    return TunedProduct(key(timed.problem), timed.name(best), times[best], timed.name(model), times[model])

@@ -1,0 +1,184 @@
+"""Times every kernel at hand that computes a product: all in one program, told apart by the symbols that CUPTI names.
+
+One program, since compiling takes longer than running: the kernels run one after the other, in every round anew, so
+that falling clocks meet all alike. Device time alone: operands come padded. Keeps nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bwgemm import artifacts, ffi
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.bench import timing
+from jax_bwgemm.bench.cases import MAX_ROTATION
+from jax_bwgemm.decision import Decision, kernels, target_arch
+from jax_bwgemm.lowering import attributes, workspace_of
+from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
+from jax_bwgemm.plan import Plan
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.tile import padding
+
+POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
+Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """One product: what the cost model alone would choose, and the microseconds of every kernel at hand."""
+
+    problem: Problem
+    modelled: Plan
+    decisions: tuple[Decision, ...]
+    times_us: tuple[float, ...]
+
+    @property
+    def fastest(self) -> int:
+        """Position of the kernel with the least time."""
+        return self.times_us.index(min(self.times_us))
+
+    @property
+    def modelled_idx(self) -> int:
+        """Position of the cost model's choice."""
+        wanted = self.modelled.tile, self.modelled.swapped
+        return next(i for i in range(len(self.times_us)) if self._choice(i) == wanted)
+
+    @property
+    def regret(self) -> float:
+        """What the cost model's choice loses: 0.1 if it takes 10 % longer than the fastest."""
+        return self.times_us[self.modelled_idx] / self.times_us[self.fastest] - 1
+
+    @property
+    def record(self) -> Record:
+        """For a table of times, as of now."""
+        times = (Time(*self._text(i), us, self._cubin(i)) for i, us in enumerate(self.times_us))
+        return Record(key(self.problem), now(), tuple(sorted(times, key=lambda time: time.us)))
+
+    def name(self, i: int) -> str:
+        """The tile of kernel `i`, "swapped" behind it if it computes the transposed product."""
+        tile, is_swapped = self._text(i)
+        return f"{tile} swapped" if is_swapped else tile
+
+    def _choice(self, i: int) -> tuple[Any, bool]:
+        own = self.decisions[i].plan
+        assert own is not None  # a kernel at hand was planned
+        return own.tile, own.swapped
+
+    def _text(self, i: int) -> tuple[str, bool]:
+        tile, is_swapped = self._choice(i)
+        return str(tile), is_swapped
+
+    def _cubin(self, i: int) -> str:
+        entry = self.decisions[i].entry
+        assert entry is not None  # it is a kernel at hand
+        return entry.cubin_sha256[:CUBIN_DIGITS]
+
+
+def gpu_arch(who: str) -> Arch:
+    """The record of this process's GPU; ValueError that names who needs one."""
+    arch = target_arch(None)
+    if isinstance(arch, str):
+        raise ValueError(f"{who} requires a Hopper or Blackwell GPU, got none: {arch}")
+    return arch
+
+
+def time_kernels(problem: Problem, arch: Arch, rounds: int, clock: Clock | None = None) -> Timed | None:
+    """The times of all kernels that compute `problem`, medians of `rounds`; None where there is none at hand."""
+    modelled, decisions = kernels(problem, arch)
+    if not decisions:
+        return None
+    times_us = (clock or gpu_clock)(problem, decisions, arch, rounds)
+    return Timed(problem, modelled, tuple(decisions), tuple(times_us))
+
+
+def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
+    """Microseconds of each kernel by CUPTI. RuntimeError if it saw another number of launches than there were."""
+    if reason := ffi.status():
+        raise ValueError(f"timing kernels requires the library that launches them: {reason}")
+    ffi.register(artifacts.artifact_dirs())
+    copies = num_copies(problem, arch.l2_bytes)
+    times: dict[str, list[float]] = collections.defaultdict(list)
+    launches = jax.jit(program(problem, decisions, copies))
+    for symbol, us in timing.kernel_times(launches, rounds, *operands(problem, copies)):
+        times[symbol].append(us)
+    symbols = [decision.entry.entry for decision in decisions if decision.entry]
+    expected = collections.Counter(symbols[i % len(symbols)] for i in range(num_launches(len(symbols), copies)))
+    for symbol in symbols:
+        if len(times[symbol]) != rounds * expected[symbol]:
+            counts = {name: len(found) for name, found in times.items()}
+            raise RuntimeError(f"CUPTI requires {rounds * expected[symbol]} launches of {symbol}, got {counts}")
+    return [statistics.median(times[symbol]) for symbol in symbols]
+
+
+def num_copies(problem: Problem, l2_bytes: int) -> int:
+    """Of the operands, to go round: twice the L2 cache, so that no kernel finds its operands there."""
+    return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / problem.min_bytes)))
+
+
+def num_launches(num_kernels: int, copies: int) -> int:
+    """Of one call of the program: each kernel at least once, each copy equally often."""
+    return copies * math.ceil(num_kernels / copies)
+
+
+def program(problem: Problem, decisions: Sequence[Decision], copies: int) -> Callable[..., jax.Array]:
+    """A function of `operands` that launches the kernels in turn, each time on the next copy of a and b.
+
+    It ends with the last copy, so that in the next call too a copy that comes up again is gone from the L2 cache. No
+    launch starts before the one before it ends (`pdl`), for its time would begin there too. Results are dropped.
+    """
+    result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
+
+    def launch(decision: Decision, *values: jax.Array) -> None:
+        size = workspace_of(decision)
+        results = [result, jax.ShapeDtypeStruct((size,), jnp.uint8)] if size else [result]
+        call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else, of no use, it would not be made
+        call(*values, **attributes(decision))
+
+    def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
+        for i in range(num_launches(len(decisions), copies)):
+            decision, pair = decisions[i % len(decisions)], (a[i % copies], b[i % copies])
+            assert decision.plan is not None  # a kernel at hand was planned
+            plan = dataclasses.replace(decision.plan, pdl=False)
+            launch(dataclasses.replace(decision, plan=plan), *(pair[::-1] if plan.swapped else pair), *rest)
+        return jnp.zeros(())
+
+    return launch_all
+
+
+def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    """`copies` of a and of b as stored, padded as TMA requires; and what the epilogue adds.
+
+    Made on the host: a program that draws random numbers would have to be compiled for each shape.
+    """
+    a_rows = (problem.m, problem.k) if problem.a_major == "k" else (problem.k, problem.m)
+    b_rows = (problem.k, problem.n) if problem.b_major == "n" else (problem.n, problem.k)
+    a_shape = problem.a_batch, a_rows[0], a_rows[1] + padding(problem, "a")
+    b_shape = problem.b_batch, b_rows[0], b_rows[1] + padding(problem, "b")
+    a = [_random(a_shape, problem.a_dtype, 2 * i) for i in range(copies)]
+    b = [_random(b_shape, problem.b_dtype, 2 * i + 1) for i in range(copies)]
+    extras = [(problem.n,)] if problem.epilogue.has_bias else []
+    residual = [(problem.batch, problem.m, problem.n)] if problem.epilogue.has_residual else []
+    return a, b, [_random(shape, problem.out_dtype, 0) for shape in (*extras, *residual)]
+
+
+def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
+    return jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
+
+
+@functools.cache
+def _pool(dtype: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    if jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
+        info = jnp.iinfo(jnp.dtype(dtype))
+        return rng.integers(info.min, int(info.max) + 1, POOL).astype(dtype)
+    return rng.standard_normal(POOL, np.float32).astype(jnp.dtype(dtype))

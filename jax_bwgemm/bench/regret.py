@@ -1,0 +1,144 @@
+"""`bench --regret`: what the cost model's choices lose against the fastest kernel, over random products.
+
+The table of measured times is ignored. The result file has every time, for whoever fits the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.bench import machine
+from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
+from jax_bwgemm.bench.tune import aligned
+from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.decision import kernels
+from jax_bwgemm.plan import SWAP_MAX_M
+from jax_bwgemm.problem import Problem
+
+FORMAT = 1
+LARGEST = 16384
+FEW_ROWS_SHARE = 0.25  # products whose transposes are candidates
+UNALIGNED_SHARE = 0.25  # sizes that are no multiples of 8
+MAX_ROOFLINE_US = 2000.0  # of the roofline, so that a product takes some 3 ms at most
+FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
+DTYPES = (
+    ("bfloat16", "bfloat16", 0.8),
+    ("bfloat16", "float32", 0.1),
+    ("float16", "float16", 0.1),
+)  # operands, result, share
+WORST = 10
+
+
+def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -> int:
+    """Times `num` random products, prints the statistics, writes all times to `out` if given."""
+    for flag, value in (("--regret", num), ("--rounds", rounds)):
+        if value < 1:
+            raise ValueError(f"`{flag}` requires at least 1, got {value}")
+    arch = gpu_arch("`bench --regret`")
+    facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
+    problems = sample(num, seed, arch)
+    with progress_bar("products") as progress:
+        timed = measure(problems, arch, rounds, progress)
+    if not timed:
+        raise ValueError(f"`bench --regret` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
+    print(text(timed, num))
+    worst = sorted(timed, key=lambda found: -found.regret)[:WORST]
+    print(f"{arch.name}: where the cost model loses most", aligned(worst), sep="\n")
+    if out:
+        save(timed, out, facts)
+        print(f"wrote {out}")
+    return 0
+
+
+def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """`num` problems with sizes log-uniform in 1..LARGEST, none longer than MAX_ROOFLINE_US by the roofline."""
+    rng = np.random.default_rng(seed)
+    problems: list[Problem] = []
+    while len(problems) < num:
+        problem = _random_problem(rng)
+        if roofline_us(problem, arch) <= MAX_ROOFLINE_US:
+            problems.append(problem)
+    return problems
+
+
+def measure(
+    problems: Iterable[Problem],
+    arch: Arch,
+    rounds: int,
+    progress: Callable[[int, int], None] = lambda num_done, num_all: None,
+    clock: Clock | None = None,
+) -> list[Timed]:
+    """The times of the problems that have a kernel at hand."""
+    asked, timed = list(problems), []
+    for i, problem in enumerate(asked):
+        if (found := time_kernels(problem, arch, rounds, clock)) is not None:
+            timed.append(found)
+        progress(i + 1, len(asked))
+    return timed
+
+
+def statistics(regrets: Sequence[float]) -> dict[str, float]:
+    """Fractions of the fastest kernel's time."""
+    mean, median, p90, most = np.mean(regrets), *np.percentile(regrets, (50, 90, 100))
+    return {"mean": float(mean), "median": float(median), "90th percentile": float(p90), "max": float(most)}
+
+
+def lost(timed: Sequence[Timed]) -> float:
+    """The same of all products' time together, which the long ones rule."""
+    chosen_us = sum(found.times_us[found.modelled_idx] for found in timed)
+    return chosen_us / sum(min(found.times_us) for found in timed) - 1
+
+
+def text(timed: Sequence[Timed], num: int) -> str:
+    """The statistics as one sentence."""
+    parts = [f"{name} {100 * value:.1f} %" for name, value in statistics([found.regret for found in timed]).items()]
+    num_best = sum(found.fastest == found.modelled_idx for found in timed)
+    return (
+        f"the cost model's choices lose, against the fastest kernel: {', '.join(parts)}; all products together "
+        f"{100 * lost(timed):.1f} % of their time; "
+        f"fastest itself in {num_best} of {len(timed)} products ({num - len(timed)} without a kernel)"
+    )
+
+
+def save(timed: Iterable[Timed], path: Path, facts: dict[str, Any]) -> None:
+    """One product a line: its problem, the position of the cost model's choice, and each kernel's two times."""
+    lines = [json.dumps(_fields(found)) for found in timed]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"format": FORMAT, "facts": facts}).removesuffix("}")
+    path.write_text(f'{head}, "products": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def _fields(timed: Timed) -> dict[str, Any]:
+    kernels = []
+    for decision, us in zip(timed.decisions, timed.times_us, strict=True):
+        assert decision.plan is not None  # a kernel at hand was planned
+        (candidate,) = decision.plan.candidates
+        predicted_us = candidate.cost.us if candidate.cost else None
+        name = {"tile": str(candidate.tile), "swapped": candidate.swapped}
+        kernels.append(name | {"predicted_us": predicted_us, "measured_us": us})
+    return {"problem": dataclasses.asdict(timed.problem), "modelled": timed.modelled_idx, "kernels": kernels}
+
+
+def _random_problem(rng: np.random.Generator) -> Problem:
+    def size(largest: int) -> int:
+        return round(2 ** rng.uniform(0, np.log2(largest)))
+
+    has_few_rows, is_unaligned = rng.random() < FEW_ROWS_SHARE, rng.random() < UNALIGNED_SHARE
+    m, n, k = size(SWAP_MAX_M if has_few_rows else LARGEST), size(LARGEST), size(LARGEST)
+    if not is_unaligned:
+        m, n, k = m if has_few_rows else _multiple_of_8(m), _multiple_of_8(n), _multiple_of_8(k)
+    operand, result, _ = DTYPES[rng.choice(len(DTYPES), p=[share for _, _, share in DTYPES])]
+    a_major, b_major = FORMS[rng.integers(len(FORMS))]
+    return Problem(m, n, k, 1, operand, operand, result, a_major, b_major)
+
+
+def _multiple_of_8(size: int) -> int:
+    return -(-size // 8) * 8

@@ -1,0 +1,81 @@
+"""`bench --tune`: the times of every kernel for given products, into a table that the planner follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from jax_bwgemm import measured
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.bench import machine
+from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
+from jax_bwgemm.bench.cases import DEFAULT, Case
+from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.decision import kernels
+from jax_bwgemm.problem import Problem
+
+HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
+
+
+def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: str = "") -> int:
+    """Times `shapes`, prints what is fastest, merges a table of times into `path` (the user's own by default).
+
+    Exit code 1 if none has a kernel at hand. ValueError without a GPU that has kernels.
+    """
+    if rounds < 1:
+        raise ValueError(f"`--rounds` requires at least 1, got {rounds}")
+    problems = list(dict.fromkeys(Case.from_str(text).problem for text in shapes or DEFAULT))
+    arch = gpu_arch("`bench --tune`")
+    path = path or measured.user_path(arch.name)
+    with progress_bar("products") as progress:
+        timed = tune(problems, arch, rounds, path, machine.describe(commit), progress)
+    print(f"{arch.name}: kernel times, medians of {rounds} rounds", aligned(timed), sep="\n")
+    print(f"wrote {path}")
+    for problem in problems:
+        if all(found.problem != problem for found in timed):
+            print(f"{problem}: {kernels(problem, arch)[0].reason}")
+    return 0 if timed else 1
+
+
+def tune(
+    problems: Iterable[Problem],
+    arch: Arch,
+    rounds: int,
+    path: Path,
+    facts: dict[str, str],
+    progress: Callable[[int, int], None] = lambda num_done, num_all: None,
+    clock: Clock | None = None,
+) -> list[Timed]:
+    """Times the problems that have kernels at hand, and merges what there is into `path`, also after an interrupt."""
+    asked, timed = list(problems), []
+    try:
+        for i, problem in enumerate(asked):
+            if (found := time_kernels(problem, arch, rounds, clock)) is not None:
+                timed.append(found)
+            progress(i + 1, len(asked))
+    finally:
+        if timed:
+            records = [found.record for found in timed]
+            measured.save(measured.Table(arch.name, facts, {record.problem: record for record in records}), path)
+    return timed
+
+
+def aligned(timed: Iterable[Timed]) -> str:
+    """A line for each, under HEADINGS; as wide as it gets, for a table of rich would be cut in a log."""
+    rows = [HEADINGS, *map(line, timed)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def line(timed: Timed) -> tuple[str, ...]:
+    """One table line, under HEADINGS."""
+    best, model = timed.fastest, timed.modelled_idx
+    return (
+        measured.key(timed.problem),
+        str(len(timed.times_us)),
+        timed.name(best),
+        f"{timed.times_us[best]:.1f}",
+        timed.name(model) if model != best else "the same",
+        f"{timed.times_us[model]:.1f}",
+        f"{100 * timed.regret:.1f} %",
+    )

@@ -1,0 +1,274 @@
+"""Timing all kernels of a product, tables made of it, and the cost model's regret: on a clock that reads what it is
+told to. No time is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jax_bwgemm import ffi, measured
+from jax_bwgemm.arch import ARCHS, Arch
+from jax_bwgemm.bench import candidates, regret, tune
+from jax_bwgemm.bench.candidates import Timed, num_launches, operands, program, time_kernels
+from jax_bwgemm.bench.cases import MAX_ROTATION
+from jax_bwgemm.cli.main import main
+from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.decision import Decision, kernels, measurements
+from jax_bwgemm.lowering import workspace_of
+from jax_bwgemm.plan import SWAP_MAX_M
+from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.tile import Tile
+
+H200 = ARCHS["h200"]
+PROBLEM = Problem(1024, 512, 256)
+
+
+def countdown(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
+    """The cost model's order is the wrong way round: the k-th kernel takes 100 - k."""
+    return [100.0 - i for i in range(len(decisions))]
+
+
+def test_copies_leave_the_cache_behind() -> None:
+    l2_bytes = 60 * 2**20
+    assert candidates.num_copies(Problem(8192, 8192, 8192), l2_bytes) == 1
+    assert candidates.num_copies(Problem(1024, 1024, 1024), l2_bytes) == 20  # 6 MiB each
+    assert candidates.num_copies(Problem(64, 64, 64), l2_bytes) == MAX_ROTATION
+
+
+@pytest.mark.parametrize("num_kernels", [1, 2, 9, 15, 23])
+@pytest.mark.parametrize("copies", [1, 2, 10, 32])
+def test_every_kernel_is_launched_and_no_copy_comes_back_early(num_kernels: int, copies: int) -> None:
+    launches = num_launches(num_kernels, copies)
+    assert launches >= max(num_kernels, copies)
+    order = [i % copies for _ in range(3) for i in range(launches)]
+    assert all(order[i + copies] == order[i] for i in range(len(order) - copies))
+    assert len(set(order)) == copies
+
+
+def lowered(problem: Problem, copies: int) -> tuple[list[Decision], list[str]]:
+    """The kernels, and the lines of the custom calls that launch them."""
+    _, decisions = kernels(problem, H200)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands(problem, copies))
+    text = jax.jit(program(problem, decisions, copies)).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    return decisions, [line for line in text.splitlines() if ffi.TARGET_NAME in line]
+
+
+def test_the_program_launches_each_kernel_as_planned(artifacts_dir: Path) -> None:
+    decisions, lines = lowered(PROBLEM, 2)
+    assert len(decisions) > 10 and len(lines) == num_launches(len(decisions), 2)
+    for decision, line in zip(decisions, lines, strict=False):
+        assert decision.entry is not None and decision.plan is not None
+        assert f'variant = "{decision.entry.name}"' in line
+        assert f"raster_group = {decision.plan.raster_group} : i32" in line
+        assert "has_side_effect = true" in line and "pdl = 0 : i32" in line
+        types = "(tensor<1x1024x256xbf16>, tensor<1x256x512xbf16>) -> tensor<1x1024x512xbf16>"
+        if size := workspace_of(decision):
+            types = types.replace("-> tensor<1x1024x512xbf16>", f"-> (tensor<1x1024x512xbf16>, tensor<{size}xui8>)")
+        assert line.endswith(types)
+    arguments = [re.findall(r"%arg\d+", line) for line in lines]
+    assert arguments[0] == ["%arg0", "%arg2"] and arguments[1] == ["%arg1", "%arg3"] and arguments[2] == arguments[0]
+
+
+def test_operands_are_as_stored_and_padded() -> None:
+    a, b, rest = operands(Problem(5, 7, 3, 2, a_major="m", b_major="k", a_batch=2), 3)
+    assert [x.shape for x in (*a, *b)] == [(2, 3, 8)] * 3 + [(1, 7, 8)] * 3 and rest == []
+    values = [np.asarray(x, np.float32) for x in (*a, *b)]
+    assert len({x.tobytes() for x in values}) == 6 and all(x.std() > 0.5 for x in values)
+    epilogue = Epilogue(1.0, True, "relu", True)
+    _, _, rest = operands(Problem(5, 7, 3, 2, out_dtype="float32", a_batch=2, b_batch=2, epilogue=epilogue), 1)
+    assert [(x.shape, str(x.dtype)) for x in rest] == [((7,), "float32"), ((2, 5, 7), "float32")]
+    a, _, _ = operands(Problem(64, 64, 64, a_dtype="int8", b_dtype="uint8", out_dtype="int32"), 1)
+    assert np.asarray(a[0]).min() < -100 and a[0].dtype == np.int8
+
+
+def test_a_swapped_kernel_gets_b_first(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = {"hopper": (Tile(128, 128),)}  # of which the fake catalogue has the m-major variants
+    monkeypatch.setattr("jax_bwgemm.plan.candidates.__defaults__", (narrow, narrow))
+    decisions, lines = lowered(Problem(16, 512, 250), 1)
+    assert {d.plan.swapped for d in decisions if d.plan} == {False, True}
+    for decision, line in zip(decisions, lines, strict=True):
+        assert decision.plan is not None
+        types = ["tensor<1x16x256xbf16>", "tensor<1x250x512xbf16>"][:: -1 if decision.plan.swapped else 1]
+        assert line.endswith(f"({', '.join(types)}) -> tensor<1x16x512xbf16>")
+
+
+def fake_cupti(monkeypatch: pytest.MonkeyPatch, launches: list[tuple[str, float]]) -> None:
+    """A profiler that has seen `launches` (milliseconds) in every call."""
+
+    def measure(function: Any, aggregate: bool, iterations: int) -> Any:
+        assert not aggregate
+        return lambda *args: (function, [launches] * iterations if iterations > 1 else launches)
+
+    package, profiler = types.ModuleType("gpu"), types.ModuleType("profiler")
+    profiler.measure = measure  # type: ignore[attr-defined]
+    package.profiler = profiler  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax.experimental.mosaic.gpu", package)
+    monkeypatch.setattr(ffi, "status", lambda: None)
+    monkeypatch.setattr(ffi, "register", lambda directories: None)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, decisions = kernels(PROBLEM, H200)
+    pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
+    launches = [("symbol_1", 0.03), ("fill", 9.0), ("symbol_0", 0.01), ("symbol_1", 0.05), ("symbol_0", 0.02)]
+    fake_cupti(monkeypatch, launches)
+    monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 4)
+    monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
+    assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([15.0, 40.0])
+    fake_cupti(monkeypatch, launches[1:])
+    with pytest.raises(RuntimeError, match=f"CUPTI requires {2 * rounds} launches of symbol_1, got "):
+        candidates.gpu_clock(PROBLEM, pair, H200, rounds)
+
+
+def _renamed(entry: Any, symbol: str) -> Any:
+    return dataclasses.replace(entry, entry=symbol)
+
+
+def test_without_cupti_or_library_it_is_one_sentence(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffi, "status", lambda: "no library")
+    with pytest.raises(ValueError, match="requires the library that launches them: no library"):
+        time_kernels(PROBLEM, H200, 3)
+    monkeypatch.setattr(ffi, "status", lambda: None)
+    monkeypatch.setattr(ffi, "register", lambda directories: None)
+    monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
+    monkeypatch.setitem(sys.modules, "jax.experimental.mosaic.gpu", None)
+    with pytest.raises(ValueError, match="timing single kernels requires CUPTI"):
+        time_kernels(PROBLEM, H200, 3)
+
+
+def timed(problem: Problem = PROBLEM) -> Timed:
+    found = time_kernels(problem, H200, 3, countdown)
+    assert found is not None
+    return found
+
+
+def test_a_record_is_what_was_timed(artifacts_dir: Path) -> None:
+    found = timed()
+    assert found.fastest == len(found.decisions) - 1
+    choice = found.decisions[found.modelled_idx].plan
+    assert choice is not None and choice.tile == found.modelled.tile
+    best_us = 101.0 - len(found.decisions)
+    assert found.regret == pytest.approx((100.0 - found.modelled_idx) / best_us - 1)
+    record = found.record
+    assert record.problem == measured.key(PROBLEM)
+    assert [time.us for time in record.times] == sorted(found.times_us)
+    assert record.times[0].tile == found.name(found.fastest)
+
+
+def test_without_a_kernel_nothing_is_timed(no_artifacts: Path) -> None:
+    assert time_kernels(PROBLEM, H200, 3, countdown) is None
+
+
+def test_tuning_writes_what_the_planner_follows(
+    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
+    path, none = measured.user_path("h200"), Problem(64, 64, 64, a_dtype="float32", b_dtype="float32")
+    seen: list[tuple[int, int]] = []
+    found = tune.tune([PROBLEM, none], H200, 3, path, {"name": "x"}, lambda *done: seen.append(done), countdown)
+    assert [each.problem for each in found] == [PROBLEM] and seen == [(1, 2), (2, 2)]
+    saved = measurements(PROBLEM, H200)
+    assert saved is not None and saved.times[0].tile == found[0].name(found[0].fastest)
+    assert measured.load(path).machine == {"name": "x"}
+    assert found[0].regret > 0 and tune.line(found[0])[0] == measured.key(PROBLEM)
+
+
+def test_an_interrupt_keeps_what_was_timed(artifacts_dir: Path, tmp_path: Path) -> None:
+    def interrupted(problem: Problem, *rest: Any) -> list[float]:
+        if problem != PROBLEM:
+            raise KeyboardInterrupt
+        return countdown(problem, *rest)
+
+    path = tmp_path / "h200.json"
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune([PROBLEM, Problem(64, 64, 64)], H200, 3, path, {}, clock=interrupted)
+    assert list(measured.load(path).records) == [measured.key(PROBLEM)]
+
+
+def test_random_products_are_what_was_said() -> None:
+    problems = regret.sample(400, 1, H200)
+    assert problems == regret.sample(400, 1, H200) != regret.sample(400, 2, H200)
+    assert problems[:10] == regret.sample(10, 1, H200)
+    for problem in problems:
+        assert roofline_us(problem, H200) <= regret.MAX_ROOFLINE_US
+        assert all(1 <= size <= regret.LARGEST for size in (problem.m, problem.n, problem.k))
+    few = sum(problem.m <= SWAP_MAX_M for problem in problems)
+    odd = sum(problem.n % 8 != 0 or problem.k % 8 != 0 for problem in problems)
+    assert few > 0.25 * len(problems) and 0.15 * len(problems) < odd < 0.35 * len(problems)
+    assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
+    assert {(problem.a_dtype, problem.out_dtype) for problem in problems} == {kind[:2] for kind in regret.DTYPES}
+    large = [np.log2(problem.n) for problem in problems]
+    assert 5 < np.median(large) < 9  # log-uniform: the median of 2^0 to 2^14
+
+
+def test_statistics_of_regrets() -> None:
+    found = regret.statistics([0.0] * 9 + [1.0])
+    assert found == pytest.approx({"mean": 0.1, "median": 0.0, "90th percentile": 0.1, "max": 1.0})
+
+
+def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> None:
+    none = Problem(64, 64, 64, a_dtype="float32", b_dtype="float32")
+    found = regret.measure([PROBLEM, none, Problem(4096, 4096, 4096)], H200, 3, clock=countdown)
+    assert [each.problem for each in found] == [PROBLEM, Problem(4096, 4096, 4096)]
+    text = regret.text(found, 3)
+    assert f"max {100 * max(each.regret for each in found):.1f} %" in text
+    assert "fastest itself in 0 of 2 products (1 without a kernel)" in text
+    assert f"{100 * regret.lost(found):.1f} % of their time" in text
+    regret.save(found, tmp_path / "new" / "out.json", {"arch": "h200", "seed": 0})
+    fields = json.loads((tmp_path / "new" / "out.json").read_text())
+    assert fields["facts"] == {"arch": "h200", "seed": 0}
+    first = fields["products"][0]
+    assert Problem(**first["problem"] | {"epilogue": Epilogue(**first["problem"]["epilogue"])}) == PROBLEM
+    for i, kernel in enumerate(first["kernels"]):
+        candidate = next(c for c in found[0].modelled.candidates if str(c.tile) == kernel["tile"])
+        assert candidate.cost is not None and kernel["predicted_us"] == candidate.cost.us
+        assert kernel["measured_us"] == 100.0 - i and kernel["swapped"] is False
+    assert first["kernels"][first["modelled"]]["tile"] == str(found[0].modelled.tile)
+
+
+@pytest.mark.parametrize("what", [["--tune"], ["--regret", "3"]])
+def test_a_machine_without_a_gpu_is_one_sentence(what: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *what]) == 2
+    assert f"`bench {what[0]}` requires a Hopper or Blackwell GPU, got none" in capsys.readouterr().err
+
+
+def test_commands_with_a_fake_clock(
+    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(candidates, "gpu_clock", countdown)
+    for room in (tune, regret):
+        monkeypatch.setattr(room, "gpu_arch", lambda who: H200)
+    table, out = tmp_path / "table.json", tmp_path / "out.json"
+    assert main(["bench", "--tune", "--shapes", "1024x512x256", "--table", str(table)]) == 0
+    (record,) = measured.load(table).records.values()
+    assert record.problem == measured.key(PROBLEM)
+    assert main(["bench", "--regret", "4", "--seed", "3", "--json", str(out)]) == 0
+    assert len(json.loads(out.read_text())["products"]) == 4
+    said = capsys.readouterr().out
+    tuned = next(line for line in said.splitlines() if line.startswith(record.problem))
+    assert f"  {record.times[0].tile}  {record.times[0].us:.1f}  " in tuned and tuned.endswith(" %")
+    assert f"wrote {table}" in said and f"wrote {out}" in said and "where the cost model loses most" in said
+    assert main(["bench", "--regret", "0"]) == main(["bench", "--tune", "--rounds", "0"]) == 2
+    assert "`--rounds` requires at least 1, got 0" in capsys.readouterr().err
+
+
+def test_commands_without_kernels_say_why(
+    no_artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (tune, regret):
+        monkeypatch.setattr(room, "gpu_arch", lambda who: H200)
+    assert main(["bench", "--tune", "--shapes", "64x64x64"]) == 1
+    assert f"identity: no cubins: {no_artifacts}" in capsys.readouterr().out
+    assert main(["bench", "--regret", "2"]) == 2
+    assert f"requires kernels, got none: no cubins: {no_artifacts}" in capsys.readouterr().err
