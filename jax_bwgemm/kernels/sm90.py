@@ -310,7 +310,7 @@ class Sm90Gemm(Gemm):
         self, acc: cute.Tensor, outlet: Outlet, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
     ) -> None:
         """Registers -> epilogue -> smem box -> the result, box after box from `at` on; each goes to the next buffer."""
-        flat = cute.coalesce(outlet.r2s.retile(acc))
+        flat = cute.coalesce(acc)
         self.reclaim(group, WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
@@ -332,7 +332,7 @@ class Sm90Gemm(Gemm):
     ) -> None:
         """The same for a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
         tile = self.tile
-        flat = cute.coalesce(outlet.r2s.retile(acc))
+        flat = cute.coalesce(acc)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
             if walk.k_count == 0:  # not `acc`: a write to it could move before the wait for the wgmmas
@@ -363,13 +363,16 @@ class Sm90Gemm(Gemm):
         column = at[1] * self.store_cols + group.tidx % 4 * 2
         runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
         self.epilogue.apply(values, runs, column, sizes.n, args)
-        rounded = cute.make_rmem_tensor(cute.shape(outlet.Rs)[:3], self.out_dtype)
+        rounded = cute.make_rmem_tensor(
+            cute.size(values) if cutlass.const_expr(self.by_rows) else cute.shape(outlet.Rs)[:3], self.out_dtype
+        )
         rounded.store(values.load().to(self.out_dtype))
         self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
 
-    @cute.jit
     def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
-        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits."""
+        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits and TMA stores them."""
+        if cutlass.const_expr(self.by_rows):
+            return self.row_outlet(out, mC, sC, group, WARPGROUP_THREADS)
         enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
         stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(self.c_major == "m", 4), self.out_dtype)
         r2s = cute.make_tiled_copy_S(
