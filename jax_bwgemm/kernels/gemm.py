@@ -281,7 +281,8 @@ class Gemm:
         for i in cutlass.range_constexpr(count):
             row = box[0] * self.store_rows + warp_idx * warp_rows + i * row_store.FRAGMENT_ROWS
             start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(row) * Int64(sizes.n) + Int64(col)
-            rows = row_store.Rows(outlet.out, start, sizes.n, sizes.m - row, sizes.n - col)
+            address = outlet.out.toint() + start * self.segments.elem_bytes
+            rows = row_store.Rows(address, sizes.n, sizes.m - row, sizes.n - col)
             fragment = cute.make_tensor(registers.iterator + i * values, cute.make_layout(values))
             row_store.store_fragment(fragment, outlet.sC, rows, self.segments)
 

@@ -26,8 +26,6 @@ FRAGMENT_ROWS = 16  # of a warp: lane t holds pairs of columns, every 8, of rows
 CHUNK_BYTES = 16
 BANKS_BYTES = 128
 WARP_LANES = 32
-ELEMENTS = {1: Uint8, 2: Uint16, 4: Uint32}
-PAIRS = {1: Uint16, 2: Uint32, 4: Uint64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +53,14 @@ class Segments:
         """What four lanes hold of a row side by side: 4 pairs."""
         return 8 * self.elem_bytes
 
+    @property
+    def elem_dtype(self) -> Any:
+        return {1: Uint8, 2: Uint16, 4: Uint32}[self.elem_bytes]
+
+    @property
+    def pair_dtype(self) -> Any:
+        return {1: Uint16, 2: Uint32, 4: Uint64}[self.elem_bytes]
+
     def at(self, row: Any, byte: Any) -> Any:
         """Where a byte of a row lies in the buffer: neighbouring rows have their groups in another order."""
         step = max(CHUNK_BYTES, self.group_bytes)
@@ -63,23 +69,18 @@ class Segments:
 
 
 class Rows(NamedTuple):
-    """Where a warp's fragment belongs: its element (row, column) is the `start` + row * `pitch` + column-th of the
-    result, if it is one of `num_rows` rows and `num_cols` columns."""
+    """Where a warp's fragment belongs: its element (0, 0) at `address`, its rows `pitch` elements apart, of which
+    `num_rows` rows and `num_cols` columns are the result's."""
 
-    out: cute.Pointer
-    start: Int64
+    address: Int64
     pitch: Int32
     num_rows: Int32
     num_cols: Int32
 
-    def shift(self, row: Any, seg: Segments) -> Any:
-        """Elements between the 16-byte boundary at or before a row's begin, and that."""
-        return (Uint32(self.start) + Uint32(row) * Uint32(self.pitch)) % seg.chunk_elems
-
-    def address(self, row: Any, column: Any, dtype: Any, align: int) -> Any:
-        elem = self.start + Int64(row) * Int64(self.pitch) + Int64(column)
-        byte = elem * (self.out.dtype.width // 8)
-        return cute.make_ptr(dtype, self.out.toint() + byte, cute.AddressSpace.gmem, assumed_align=align)
+    def begin(self, row: Any, seg: Segments) -> tuple[Any, Any]:
+        """Address of a row, and by how many elements it lies behind a 16-byte boundary."""
+        address = self.address + Int64(row * seg.elem_bytes) * Int64(self.pitch)
+        return address, Uint32(address) % CHUNK_BYTES // seg.elem_bytes
 
 
 @cute.jit
@@ -91,7 +92,9 @@ def store_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: c
             write(values, buffer, rows, seg, first)
             cute.arch.sync_warp()
             store_chunks(buffer, rows, seg, first)
-            store_edges(buffer, rows, seg, first)
+            store_ends(buffer, rows, seg, first, False)
+            if rows.num_cols < seg.cols:
+                store_ends(buffer, rows, seg, first, True)
 
 
 @cute.jit
@@ -99,19 +102,20 @@ def write(
     values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first: cutlass.Constexpr
 ) -> None:
     """`seg.rows` rows of the fragment, from `first` on, into the buffer."""
-    dtype = PAIRS[seg.elem_bytes]
-    pairs = cute.coalesce(cute.recast_tensor(values, dtype))
+    pairs = cute.coalesce(cute.recast_tensor(values, seg.pair_dtype))
     groups = cutlass.const_expr(seg.row_bytes // seg.group_bytes)
     lane = Uint32(cute.arch.lane_idx())
     for half in cutlass.range_constexpr(seg.rows // 8):
         row = lane // 4 + 8 * half
-        pair = lane % 4 + rows.shift(row + first, seg) // 2
+        _, shift = rows.begin(row + first, seg)
+        pair = lane % 4 + shift // 2
         late, byte = pair // 4, pair % 4 * (2 * seg.elem_bytes)
         for i in cutlass.range_constexpr(groups):
             value = pairs[2 * i + half + first // 8]
             for j in cutlass.range_constexpr(1, 1 + max(1, CHUNK_BYTES // seg.group_bytes)):
                 value = pairs[2 * ((i - j) % groups) + half + first // 8] if late == j else value
-            within(buffer, seg.at(row, byte + i * seg.group_bytes), dtype)[0] = value
+            line, group = divmod(i * seg.group_bytes, BANKS_BYTES)
+            within(buffer, seg.at(row, byte + group) + line * BANKS_BYTES, seg.pair_dtype)[0] = value
 
 
 @cute.jit
@@ -120,45 +124,61 @@ def store_chunks(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first
     lane = Uint32(cute.arch.lane_idx())
     chunk = lane % seg.chunks
     before = lane - chunk + (chunk + (seg.chunks - 1)) % seg.chunks
+    num_whole = Uint32(cutlass.max(rows.num_cols - (seg.chunk_elems - 1), 0))  # columns where a chunk may begin
     for i in cutlass.range_constexpr(seg.rows * seg.chunks // WARP_LANES):
         row = lane // seg.chunks + i * (WARP_LANES // seg.chunks)
         words, turned = cute.make_rmem_tensor(4, Uint32), cute.make_rmem_tensor(4, Uint32)
         cute.autovec_copy(within(buffer, seg.at(row, chunk * CHUNK_BYTES), Uint32, 4), words)
-        shift = rows.shift(row + first, seg)
+        begin, shift = rows.begin(row + first, seg)
         early_bits = shift % 2 * (8 * seg.elem_bytes)
         turned[0] = cute.arch.shf(cute.arch.shuffle_sync(words[3], before), words[0], early_bits, "clamp_left")
         for j in cutlass.range_constexpr(1, 4):
             turned[j] = cute.arch.shf(words[j - 1], words[j], early_bits, "clamp_left")
-        column = Int32(chunk * seg.chunk_elems) - Int32(shift)
-        if Int32(row + first) < rows.num_rows and column >= 0 and column + seg.chunk_elems <= rows.num_cols:
-            address = rows.address(row + first, column, Uint32, CHUNK_BYTES)
-            cute.autovec_copy(turned, cute.make_tensor(address, cute.make_layout(4)))
+        column = chunk * seg.chunk_elems - shift  # of a first chunk that is not whole, it wraps around
+        target = at_address((begin + Int64(chunk * CHUNK_BYTES)) & -CHUNK_BYTES, Uint32, 4)
+        if Int32(row + first) < rows.num_rows and column < num_whole:
+            cute.autovec_copy(turned, target)
 
 
 @cute.jit
-def store_edges(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first: cutlass.Constexpr) -> None:
-    """Of these rows, the elements of a first and a last chunk that are not whole: a lane for each."""
-    dtype = ELEMENTS[seg.elem_bytes]
-    lanes = cutlass.const_expr(2 * seg.chunk_elems)
+def store_ends(
+    buffer: cute.Pointer,
+    rows: Rows,
+    seg: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    is_cut: cutlass.Constexpr,
+) -> None:
+    """Of these rows, the elements of a first and a last chunk that are not whole, a lane for each.
+
+    In the ring the two make up one chunk; but a row that is cut off by the result's edge ends in another one.
+    """
     lane = Uint32(cute.arch.lane_idx())
-    num_cols = Uint32(cutlass.min(rows.num_cols, seg.cols))
-    is_last, place = lane % lanes // seg.chunk_elems, lane % seg.chunk_elems
-    for i in cutlass.range_constexpr(seg.rows * lanes // WARP_LANES):
-        row = lane // lanes + i * (WARP_LANES // lanes)
-        shift = rows.shift(row + first, seg)
-        chunk = (shift + num_cols) // seg.chunk_elems * is_last
-        column = Int32(chunk * seg.chunk_elems + place) - Int32(shift)
-        is_edge = chunk > 0 or (is_last == 0 and (shift > 0 or num_cols < seg.chunk_elems))
-        is_inside = Int32(row + first) < rows.num_rows and column >= 0 and column < rows.num_cols
-        if is_edge and is_inside and column < seg.cols:
-            turned = (chunk * seg.chunk_elems + place + (seg.cols - shift % 2)) % seg.cols
-            value = within(buffer, seg.at(row, turned * seg.elem_bytes), dtype)[0]
-            address = rows.address(row + first, column, dtype, seg.elem_bytes)
-            cute.make_tensor(address, cute.make_layout(1))[0] = value
+    place = lane % seg.chunk_elems
+    for i in cutlass.range_constexpr(seg.rows * seg.chunk_elems // WARP_LANES):
+        row = lane // seg.chunk_elems + i * (WARP_LANES // seg.chunk_elems)
+        begin, shift = rows.begin(row + first, seg)
+        if cutlass.const_expr(is_cut):
+            chunk = (shift + Uint32(rows.num_cols)) // seg.chunk_elems
+            column = chunk * seg.chunk_elems + place - shift
+            is_end = chunk > 0 or shift == 0
+        else:
+            column = (place - shift) % seg.cols
+            is_end = shift > 0
+        byte = (column + shift // 2 * 2) % seg.cols * seg.elem_bytes
+        source = within(buffer, seg.at(row, byte), seg.elem_dtype)
+        target = at_address(begin + Int64(column * seg.elem_bytes), seg.elem_dtype)
+        if is_end and Int32(row + first) < rows.num_rows and Int32(column) < rows.num_cols:
+            target[0] = source[0]
 
 
 def within(buffer: cute.Pointer, byte: Any, dtype: Any, count: int = 1) -> cute.Tensor:
     """`count` values of the buffer, aligned to all of them."""
     align = count * dtype.width // 8
-    address = cute.make_ptr(dtype, buffer.toint() + Int32(byte), cute.AddressSpace.smem, assumed_align=align)
-    return cute.make_tensor(address, cute.make_layout(count))
+    pointer = cute.make_ptr(dtype, buffer.toint() + Int32(byte), cute.AddressSpace.smem, assumed_align=align)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def at_address(address: Int64, dtype: Any, count: int = 1) -> cute.Tensor:
+    """`count` values of the result, aligned to all of them."""
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout(count))
