@@ -84,7 +84,7 @@ class StoreGroup(NamedTuple):
 class Outlet(NamedTuple):
     """The way out of a thread's registers: through `r2s` into Rs, its part of the store buffers, of which sC
     (store_rows, store_cols, stage) are its group's; from there through `out`, a TMA atom or C's address, to mC
-    (m, n, l). Where warps store rows, sC is a warp's own part of the buffers, as bytes, and there is neither r2s nor Rs.
+    (m, n, l). Where warps store rows, sC is a warp's own part of the buffers, and there is neither r2s nor Rs.
     """
 
     r2s: Any
@@ -260,7 +260,7 @@ class Gemm:
         warps = threads // row_store.WARP_LANES
         warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
         buffers = cute.recast_ptr(sC.iterator, swizzle_=None, dtype=cutlass.Uint8)
-        return Outlet(None, None, buffers + warp_idx * (self.segments.rows * self.segments.row_bytes), out, mC)
+        return Outlet(None, None, buffers + warp_idx * self.segments.bytes, out, mC)
 
     @cute.jit
     def store_fragments(
@@ -282,7 +282,7 @@ class Gemm:
             row = box[0] * self.store_rows + warp_idx * warp_rows + i * row_store.FRAGMENT_ROWS
             start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(row) * Int64(sizes.n) + Int64(col)
             address = outlet.out.toint() + start * self.segments.elem_bytes
-            rows = row_store.Rows(address, sizes.n, sizes.m - row, sizes.n - col)
+            rows = row_store.Rows(address, sizes.n, sizes.m - row, cutlass.max(sizes.n - col, 0))
             fragment = cute.make_tensor(registers.iterator + i * values, cute.make_layout(values))
             row_store.store_fragment(fragment, outlet.sC, rows, self.segments)
 

@@ -1,7 +1,7 @@
 """The store of an n-major result whose rows TMA cannot step over: a warp's own rows, mostly 16 bytes at a time.
 
 Rows of the result begin at any element, so an accumulator's pairs of columns have no common alignment. A warp therefore
-turns every row segment in shared memory, as a ring, until an element lies there as it does in global memory, modulo 16
+turns each row segment in shared memory, as a ring, until an element lies there as it does in global memory, modulo 16
 bytes. Then 16 bytes (a chunk) of the one are a chunk of the other:
 
     write   each lane its pairs: all in place, or all one element early where the segment begins at an odd element
@@ -23,9 +23,9 @@ import cutlass
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, Uint64, cute
 
 FRAGMENT_ROWS = 16  # of a warp: lane t holds pairs of columns, every 8, of rows t / 4 and t / 4 + 8
+WARP_LANES = 32
 CHUNK_BYTES = 16
 BANKS_BYTES = 128
-WARP_LANES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,13 @@ class Segments:
         return self.cols * self.elem_bytes
 
     @property
+    def bytes(self) -> int:
+        """A warp's buffer."""
+        return self.rows * self.row_bytes
+
+    @property
     def chunks(self) -> int:
+        """Of a row."""
         return self.row_bytes // CHUNK_BYTES
 
     @property
@@ -62,15 +68,15 @@ class Segments:
         return {1: Uint16, 2: Uint32, 4: Uint64}[self.elem_bytes]
 
     def at(self, row: Any, byte: Any) -> Any:
-        """Where a byte of a row lies in the buffer: neighbouring rows have their groups in another order."""
+        """Where a byte of a row lies in the buffer: neighbouring rows have their chunks in another order."""
         step = max(CHUNK_BYTES, self.group_bytes)
         turn = row * step // max(1, BANKS_BYTES // self.row_bytes)
         return row * self.row_bytes + (byte ^ (turn & (min(BANKS_BYTES, self.row_bytes) - CHUNK_BYTES)))
 
 
 class Rows(NamedTuple):
-    """Where a warp's fragment belongs: its element (0, 0) at `address`, its rows `pitch` elements apart, of which
-    `num_rows` rows and `num_cols` columns are the result's."""
+    """Where a warp's fragment belongs: its first element at `address`, its rows `pitch` elements apart; `num_rows` of
+    them (none if negative) and `num_cols` of its columns (at least 0) are the result's."""
 
     address: Int64
     pitch: Int32
@@ -85,24 +91,27 @@ class Rows(NamedTuple):
 
 @cute.jit
 def store_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr) -> None:
-    """A warp's 16 rows of `seg.cols` columns through its `buffer`, of `seg.rows` * `seg.row_bytes` bytes."""
-    if rows.num_rows > 0 and rows.num_cols > 0:
-        for first in cutlass.range_constexpr(0, FRAGMENT_ROWS, seg.rows):
-            cute.arch.sync_warp()  # all lanes have read what is in the buffer
-            write(values, buffer, rows, seg, first)
-            cute.arch.sync_warp()
-            store_chunks(buffer, rows, seg, first)
-            store_ends(buffer, rows, seg, first, False)
-            if rows.num_cols < seg.cols:
-                store_ends(buffer, rows, seg, first, True)
+    """A warp's 16 rows of `seg.cols` columns, through its `buffer`."""
+    for first in cutlass.range_constexpr(0, FRAGMENT_ROWS, seg.rows):
+        cute.arch.sync_warp()  # all lanes have read what is in the buffer
+        write(values, buffer, rows, seg, first)
+        cute.arch.sync_warp()
+        store_chunks(buffer, rows, seg, first)
+        store_ends(buffer, rows, seg, first, False)
+        if rows.num_cols < seg.cols:
+            store_ends(buffer, rows, seg, first, True)
 
 
 @cute.jit
 def write(
     values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first: cutlass.Constexpr
 ) -> None:
-    """`seg.rows` rows of the fragment, from `first` on, into the buffer."""
-    pairs = cute.coalesce(cute.recast_tensor(values, seg.pair_dtype))
+    """`seg.rows` rows of the fragment, from `first` on, into the buffer.
+
+    A lane writes to the same place of every group; where that is a place of the group behind its pair's, it writes the
+    pair of the group before, around the ring, so that four lanes write to one group at a time.
+    """
+    pairs = cute.coalesce(cute.recast_tensor(values, seg.pair_dtype))  # (row half, group)
     groups = cutlass.const_expr(seg.row_bytes // seg.group_bytes)
     lane = Uint32(cute.arch.lane_idx())
     for half in cutlass.range_constexpr(seg.rows // 8):
@@ -124,7 +133,7 @@ def store_chunks(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first
     lane = Uint32(cute.arch.lane_idx())
     chunk = lane % seg.chunks
     before = lane - chunk + (chunk + (seg.chunks - 1)) % seg.chunks
-    num_whole = Uint32(cutlass.max(rows.num_cols - (seg.chunk_elems - 1), 0))  # columns where a chunk may begin
+    num_starts = Uint32(cutlass.max(rows.num_cols - (seg.chunk_elems - 1), 0))  # columns where a whole chunk may begin
     for i in cutlass.range_constexpr(seg.rows * seg.chunks // WARP_LANES):
         row = lane // seg.chunks + i * (WARP_LANES // seg.chunks)
         words, turned = cute.make_rmem_tensor(4, Uint32), cute.make_rmem_tensor(4, Uint32)
@@ -134,23 +143,19 @@ def store_chunks(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first
         turned[0] = cute.arch.shf(cute.arch.shuffle_sync(words[3], before), words[0], early_bits, "clamp_left")
         for j in cutlass.range_constexpr(1, 4):
             turned[j] = cute.arch.shf(words[j - 1], words[j], early_bits, "clamp_left")
-        column = chunk * seg.chunk_elems - shift  # of a first chunk that is not whole, it wraps around
+        column = chunk * seg.chunk_elems - shift  # unsigned: far beyond all others if it is negative
         target = at_address((begin + Int64(chunk * CHUNK_BYTES)) & -CHUNK_BYTES, Uint32, 4)
-        if Int32(row + first) < rows.num_rows and column < num_whole:
+        if Int32(row + first) < rows.num_rows and column < num_starts:
             cute.autovec_copy(turned, target)
 
 
 @cute.jit
 def store_ends(
-    buffer: cute.Pointer,
-    rows: Rows,
-    seg: cutlass.Constexpr,
-    first: cutlass.Constexpr,
-    is_cut: cutlass.Constexpr,
+    buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first: cutlass.Constexpr, is_cut: cutlass.Constexpr
 ) -> None:
     """Of these rows, the elements of a first and a last chunk that are not whole, a lane for each.
 
-    In the ring the two make up one chunk; but a row that is cut off by the result's edge ends in another one.
+    In the ring both make up one chunk. A row that `is_cut` off by the result's edge ends in another one.
     """
     lane = Uint32(cute.arch.lane_idx())
     place = lane % seg.chunk_elems
@@ -160,7 +165,7 @@ def store_ends(
         if cutlass.const_expr(is_cut):
             chunk = (shift + Uint32(rows.num_cols)) // seg.chunk_elems
             column = chunk * seg.chunk_elems + place - shift
-            is_end = chunk > 0 or shift == 0
+            is_end = chunk > 0 or shift == 0  # else it is the first chunk
         else:
             column = (place - shift) % seg.cols
             is_end = shift > 0
