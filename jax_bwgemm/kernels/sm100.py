@@ -20,8 +20,9 @@ Timetable of a CTA (6 warps; 7 with a residual):
 
 Where TMEM holds two accumulators, the store warps drain one while the MMAs of the next tile fill the other. A pair
 frees its TMEM behind a barrier of its own (`freed`): neither CTA leaves while the other still reads. A split along k
-adds the barriers of `split_k`; its load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
-before it touches global memory; the load warp releases the next kernel when its last load is on its way.
+adds the barriers of `split_k`; its load warp waits for `drained` after each tile. Where TMA cannot step over the
+result's rows, each store warp stores its own (`row_store`). Every warp passes griddepcontrol.wait before it touches
+global memory; the load warp releases the next kernel when its last load is on its way.
 """
 
 from __future__ import annotations

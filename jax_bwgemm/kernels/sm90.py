@@ -11,7 +11,8 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
     store      multiply -> TMA        the warpgroup's 128 threads,     cp.async.bulk.wait_group.read in the
                                       fence, its named barrier         warpgroup's first warp
 
-The load warp runs ahead into the next tile while the consumers store. How two consumers divide the work:
+The load warp runs ahead into the next tile while the consumers store. Where TMA cannot step over the result's rows,
+each of their warps stores its own and waits for no other (`row_store`). How two consumers divide the work:
 
     cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
     ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
