@@ -10,6 +10,7 @@ from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 
 SWIZZLE_BYTES = 128  # the k extent of a stage; a k-major operand's rows are exactly one swizzle span
+SEGMENT_BYTES = 512  # of a row that a warp of threads stores at once: 16 bytes a lane
 STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several stores are in flight in 32 KiB
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
@@ -195,6 +196,22 @@ def defers_store(tile: Tile, out_dtype: str, store: str, target: str) -> bool:
     return sums + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
 
 
+def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
+    """(rows, columns) that a warp stores at a time where TMA cannot step over an n-major result's rows. Rows: 16 or 8,
+    what its share of the store buffers holds; columns: at most SEGMENT_BYTES and 128 accumulators a thread, or in a
+    split along k a store box's."""
+    groups, rows = store_groups(tile, target), store_rows(tile, target)
+    warps = 4 if family(target) == "hopper" else 4 // groups  # of a group
+    out_bytes, box_cols = DTYPE_BYTES[out_dtype], store_cols(tile, out_dtype, target)
+    share = EPILOGUE_STAGES * rows * box_cols * out_bytes // warps
+    cols = box_cols
+    if tile.cluster_k == 1:
+        extent = tile.mma_n if family(target) == "hopper" else tile.mma_n // groups
+        widest = min(SEGMENT_BYTES, share // 8, 128 * 32 * warps // rows * out_bytes)
+        cols = _span_bytes(extent * out_bytes, widest) // out_bytes
+    return (16 if 16 * cols * out_bytes <= share else 8), cols
+
+
 def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, int]:
     """(contiguous, other) elements of one TMA load of operand "a" or "b"; CTAs that share it each load a part.
 
@@ -221,8 +238,10 @@ def swizzle_atom_bytes(in_dtype: str, major: str) -> int:
 
 
 def _span_bytes(extent_bytes: int, widest: int) -> int:
-    """The widest swizzle span of at most `widest` bytes that divides `extent_bytes`; 16, no swizzle, if none does."""
-    return next(span for span in (128, 64, 32, 16) if span <= widest and (extent_bytes % span == 0 or span == 16))
+    """The widest power of two of at most `widest` bytes that divides `extent_bytes`, 16 if none does: of up to 128, the
+    swizzle spans (16: no swizzle)."""
+    spans = (512, 256, 128, 64, 32, 16)
+    return next(span for span in spans if span <= widest and (extent_bytes % span == 0 or span == 16))
 
 
 def stage_bytes(tile: Tile, in_dtype: str) -> int:

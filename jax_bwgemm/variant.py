@@ -8,7 +8,7 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
 from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes, why_not
 
-STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows, element by element
+STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,7 @@ MULTICAST = tuple(
 )  # over a pair alone it is worth little on a B200 (published): for the few who feed large products from L2
 BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
+HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 ROWS = {
@@ -67,7 +68,7 @@ ROWS = {
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
-        Row((HOPPER_LARGE, SMALL), BF16_OR_F32, store="threads"),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk",)),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8), ("kk",)),

@@ -22,12 +22,13 @@ class Run:
     rows: tuple[tuple[int, ...], ...]
 
 
-def fragment_runs(elements: int, width: int) -> tuple[Run, ...]:
-    """A wgmma fragment or a 16x256b TMEM load: pairs of columns every 8, for rows r and r + 8 (PTX ISA,
-    wgmma.mma_async, matrix D). `width`: 2, or 1 where a pair of a bias may lie across a load's alignment."""
+def fragment_runs(elements: int, width: int, count: int = 1) -> tuple[Run, ...]:
+    """`count` wgmma fragments or 16x256b TMEM loads, below each other: pairs of columns every 8, for rows r and r + 8
+    (PTX ISA, wgmma.mma_async, matrix D). `width`: 2, or 1 where a pair of a bias may lie across a load's alignment."""
     runs = []
-    for j in range(elements // 4):
-        rows = ((4 * j, 4 * j + 1), (4 * j + 2, 4 * j + 3))
+    for j in range(elements // count // 4):
+        starts = range(4 * j, elements, elements // count)
+        rows = tuple((start + i, start + i + 1) for start in starts for i in (0, 2))
         runs += [Run(8 * j + i, width, tuple(row[i : i + width] for row in rows)) for i in range(0, 2, width)]
     return tuple(runs)
 

@@ -9,7 +9,7 @@ from cutlass import Boolean, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.kernels import masks, pipelines
+from jax_bwgemm.kernels import masks, pipelines, row_store
 from jax_bwgemm.kernels.epilogue import Epilogue
 from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
@@ -21,6 +21,7 @@ from jax_bwgemm.tile import (
     Tile,
     num_stages,
     num_threads,
+    segments,
     store_box,
     store_box_bytes,
     store_cols,
@@ -91,12 +92,12 @@ class StoreGroup(NamedTuple):
 class Outlet(NamedTuple):
     """The way out of a thread's registers: through `r2s` into Rs, its part of the store buffers, of which sC
     (store_rows, store_cols, stage) are its group's; from there through `out`, a TMA atom or C's address, to mC
-    (m, n, l).
+    (m, n, l). Where warps store rows, sC is a warp's own part of the buffers, and there is neither r2s nor Rs.
     """
 
-    r2s: cute.TiledCopy
-    Rs: cute.Tensor
-    sC: cute.Tensor
+    r2s: Any
+    Rs: Any
+    sC: Any
     out: Any
     mC: cute.Tensor
 
@@ -117,7 +118,11 @@ class Gemm:
         self.threads = num_threads(tile, variant.target, variant.has_residual)
         self.store_groups = store_groups(tile, variant.target)
         self.store_rows = store_rows(tile, variant.target)
-        self.store_cols = store_cols(tile, variant.out_dtype, variant.target)
+        self.buffer_cols = store_cols(tile, variant.out_dtype, variant.target)
+        self.by_rows = variant.store == "threads" and variant.c_major == "n"
+        rows, cols = segments(tile, variant.out_dtype, variant.target)
+        self.segments = row_store.Segments(rows, cols, self.out_dtype.width // 8)
+        self.store_cols = cols if self.by_rows else self.buffer_cols
         box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
         self.store_span_bytes = box[0] * self.out_dtype.width // 8
         self.residual_bytes = store_box_bytes(tile, variant.out_dtype, variant.target)
@@ -158,10 +163,10 @@ class Gemm:
         return a, b, coordinate_tensor(self.c_major == "n", m, n, batch)
 
     def store_layout(self, groups: int, stages: int) -> Any:
-        """(groups * store_rows, store_cols, stages); the rows of one group are contiguous."""
+        """(groups * store_rows, buffer_cols, stages); the rows of one group are contiguous."""
         kind = f"{'K' if self.c_major == 'n' else 'MN'}_SW{self.store_span_bytes}"
         atom = tcgen05.make_smem_layout_atom(getattr(tcgen05.SmemLayoutAtomKind, kind), self.out_dtype)
-        shape = (groups * self.store_rows, self.store_cols, stages)
+        shape = (groups * self.store_rows, self.buffer_cols, stages)
         return cute.tile_to_shape(atom, shape, order=(0, 1, 2) if self.c_major == "n" else (1, 0, 2))
 
     def store_atom(self, c: cute.Tensor, box_layout: Any) -> Any:
@@ -241,24 +246,58 @@ class Gemm:
     ) -> None:
         """Registers -> store buffer `stage` -> the result's `box` (m, n, l), counted in boxes.
 
-        `threads` of the group write the buffer; then its first warp stores it, or all of them do, by elements.
+        `threads` of the group write the buffer; then its first warp stores it, or all of them do, by elements. Where
+        warps store rows, each does so on its own.
         """
-        cute.copy(outlet.r2s, registers, outlet.Rs[None, None, None, stage])
-        if cutlass.const_expr(self.store_kind == "tma"):
-            cute.arch.fence_proxy("async.shared", space="cta")
-            if group.is_store_warp:  # so that after the barrier the next buffer may be written: its store has read it
-                cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
-        cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
-        if cutlass.const_expr(self.store_kind == "tma"):
-            if group.is_store_warp:
-                gC = cute.local_tile(outlet.mC, (self.store_rows, self.store_cols), box)
-                Cs, Cg = cpasync.tma_partition(
-                    outlet.out, 0, cute.make_layout(1), cute.group_modes(outlet.sC, 0, 2), cute.group_modes(gC, 0, 2)
-                )
-                cute.copy(outlet.out, Cs[None, stage], Cg)
-                cute.arch.cp_async_bulk_commit_group()
+        if cutlass.const_expr(self.by_rows):
+            self.store_fragments(outlet, registers, box, group, threads, sizes)
         else:
-            self.store_elements(outlet.sC[None, None, stage], outlet.out, box, group.tidx, threads, sizes)
+            cute.copy(outlet.r2s, registers, outlet.Rs[None, None, None, stage])
+            if cutlass.const_expr(self.store_kind == "tma"):
+                cute.arch.fence_proxy("async.shared", space="cta")
+                if group.is_store_warp:  # so that after the barrier the next buffer may be written: its store read it
+                    cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
+            cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
+            if cutlass.const_expr(self.store_kind == "tma"):
+                if group.is_store_warp:
+                    gC = cute.local_tile(outlet.mC, (self.store_rows, self.store_cols), box)
+                    sC = cute.group_modes(outlet.sC, 0, 2)
+                    Cs, Cg = cpasync.tma_partition(outlet.out, 0, cute.make_layout(1), sC, cute.group_modes(gC, 0, 2))
+                    cute.copy(outlet.out, Cs[None, stage], Cg)
+                    cute.arch.cp_async_bulk_commit_group()
+            else:
+                self.store_elements(outlet.sC[None, None, stage], outlet.out, box, group.tidx, threads, sizes)
+
+    def row_outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup, threads: int) -> Outlet:
+        """The way out of a warp that stores rows; it has a part of the buffers to itself."""
+        warps = threads // row_store.WARP_LANES
+        warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
+        buffers = cute.recast_ptr(sC.iterator, swizzle_=None, dtype=cutlass.Uint8)
+        return Outlet(None, None, buffers + warp_idx * self.segments.bytes, out, mC)
+
+    @cute.jit
+    def store_fragments(
+        self,
+        outlet: Outlet,
+        registers: cute.Tensor,
+        box: Any,
+        group: StoreGroup,
+        threads: cutlass.Constexpr,
+        sizes: Sizes,
+    ) -> None:
+        """A warp's rows of a box, 16 by 16."""
+        warp_rows = cutlass.const_expr(self.store_rows * row_store.WARP_LANES // threads)
+        count = cutlass.const_expr(warp_rows // row_store.FRAGMENT_ROWS)
+        values = cutlass.const_expr(cute.size(registers) // count)
+        warp_idx = cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
+        col = box[1] * self.store_cols
+        for i in cutlass.range_constexpr(count):
+            row = box[0] * self.store_rows + warp_idx * warp_rows + i * row_store.FRAGMENT_ROWS
+            start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(row) * Int64(sizes.n) + Int64(col)
+            address = outlet.out.toint() + start * self.segments.elem_bytes
+            rows = row_store.Rows(address, sizes.n, sizes.m - row, cutlass.max(sizes.n - col, 0))
+            fragment = cute.make_tensor(registers.iterator + i * values, cute.make_layout(values))
+            row_store.store_fragment(fragment, outlet.sC, rows, self.segments)
 
     @cute.jit
     def store_elements(
@@ -270,36 +309,29 @@ class Gemm:
         threads: cutlass.Constexpr,
         sizes: Sizes,
     ) -> None:
-        """A box of any row pitch: neighbouring threads store neighbouring elements of the contiguous dimension.
+        """A box of an m-major result of any pitch, which is rare: neighbouring threads store neighbouring rows.
 
-        A thread keeps its place in that dimension and steps along the other, so that each element costs one addition.
+        A fragment's pairs lie across such a result, so its parts would have to be turned element by element. A thread
+        keeps its row and steps along the columns, so that each element costs one addition.
         """
-        if cutlass.const_expr(self.c_major == "n"):
-            minor, step = cutlass.const_expr(self.store_cols), cutlass.const_expr(threads // self.store_cols)
-            row, col, pitch = tidx // minor, tidx % minor, sizes.n
-        else:
-            minor, step = cutlass.const_expr(self.store_rows), cutlass.const_expr(threads // self.store_rows)
-            row, col, pitch = tidx % minor, tidx // minor, sizes.m
+        step = cutlass.const_expr(threads // self.store_rows)
+        row, col = tidx % self.store_rows, tidx // self.store_rows
         m_idx, n_idx = box[0] * self.store_rows + row, box[1] * self.store_cols + col
-        major, minor_idx = (m_idx, n_idx) if cutlass.const_expr(self.c_major == "n") else (n_idx, m_idx)
-        start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(major) * Int64(pitch) + Int64(minor_idx)
-        room = (sizes.m if cutlass.const_expr(self.c_major == "n") else sizes.n) - major
-        if minor_idx < pitch:
+        start = Int64(box[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(n_idx) * Int64(sizes.m) + Int64(m_idx)
+        if m_idx < sizes.m:
             for i in cutlass.range_constexpr(self.store_rows * self.store_cols // threads):
-                if i * step < room:
-                    address = out + (start + Int64(i * step) * Int64(pitch))
-                    element = (
-                        (row + i * step, col) if cutlass.const_expr(self.c_major == "n") else (row, col + i * step)
-                    )
-                    cute.make_tensor(address, cute.make_layout(1))[0] = sC[element]
+                if i * step < sizes.n - n_idx:
+                    address = out + (start + Int64(i * step) * Int64(sizes.m))
+                    cute.make_tensor(address, cute.make_layout(1))[0] = sC[row, col + i * step]
 
     @cute.jit
     def reclaim(self, group: StoreGroup, threads: cutlass.Constexpr) -> None:
-        """Before the first box of a tile: every buffer has been read."""
+        """Before the first box of a tile: every buffer has been read. Where warps store rows, they see to that."""
         if cutlass.const_expr(self.store_kind == "tma"):  # noqa: SIM102 (a compile-time condition stands alone)
             if group.is_store_warp:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
+        if cutlass.const_expr(not self.by_rows):
+            cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads)
 
     @cute.jit
     def finish_stores(self, group: StoreGroup) -> None:

@@ -21,10 +21,11 @@ from jax_bwgemm.tile import sharing_ctas
 from jax_bwgemm.variant import Variant
 
 COUNTED = {
-    "hopper": ("HGMMA", "QGMMA", "IGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STL", "LDL"),
+    "hopper": ("HGMMA", "QGMMA", "IGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128", "STL", "LDL"),
     "blackwell": (
         "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
-        "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "LDTM", "STL", "LDL",
+        "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
+        "LDTM", "STL", "LDL",
     ),
 }  # fmt: skip
 _MMA = {"hopper": ("HGMMA", "QGMMA", "IGMMA"), "blackwell": ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
@@ -84,7 +85,8 @@ def mma_opcode(variant: Variant) -> str:
 def promised(variant: Variant) -> list[str]:
     """Instructions that its kernel must have."""
     tile = variant.tile
-    names = [mma_opcode(variant), "UTMALDG", "UTMASTG" if variant.store == "tma" else "STG"]
+    by_threads = "STG.128" if variant.c_major == "n" else "STG"
+    names = [mma_opcode(variant), "UTMALDG", "UTMASTG" if variant.store == "tma" else by_threads]
     if family(variant.target) == "blackwell":
         names += ["LDTM", "UTCBAR"]
     if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:

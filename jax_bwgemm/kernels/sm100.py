@@ -20,8 +20,9 @@ Timetable of a CTA (6 warps; 7 with a residual):
 
 Where TMEM holds two accumulators, the store warps drain one while the MMAs of the next tile fill the other. A pair
 frees its TMEM behind a barrier of its own (`freed`): neither CTA leaves while the other still reads. A split along k
-adds the barriers of `split_k`; its load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
-before it touches global memory; the load warp releases the next kernel when its last load is on its way.
+adds the barriers of `split_k`; its load warp waits for `drained` after each tile. Where TMA cannot step over the
+result's rows, each store warp stores its own (`row_store`). Every warp passes griddepcontrol.wait before it touches
+global memory; the load warp releases the next kernel when its last load is on its way.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.kernels import pipelines, split_k
+from jax_bwgemm.kernels import pipelines, row_store, split_k
 from jax_bwgemm.kernels.epilogue import Run, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Hints, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.operands import dsl_box
@@ -347,16 +348,7 @@ class Sm100Gemm(Gemm):
         values = cute.make_rmem_tensor(  # one row, store_cols columns; or parts of two rows
             thr_t2r.partition_D(cute.make_identity_tensor(box)).shape, self.acc_dtype
         )
-        enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
-        r2s = cute.make_tiled_copy_D(sm100.get_smem_store_op(enum, self.out_dtype, self.acc_dtype, t2r), t2r)
-        outlet = Outlet(
-            r2s,
-            r2s.get_slice(tidx).partition_D(sC),  # (R2S, R2S_M, R2S_N, stage)
-            cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None)),
-            out,
-            mC,
-        )
-
+        outlet = self.outlet(out, mC, sC, t2r, tidx, group)
         by_element = cute.make_tiled_copy_D(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.out_dtype), t2r)
 
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.acc_stages)
@@ -405,6 +397,22 @@ class Sm100Gemm(Gemm):
             read.advance()
             idx += walk.step
         self.finish_stores(group)
+
+    def outlet(
+        self, out: Any, mC: cute.Tensor, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32, group: StoreGroup
+    ) -> Outlet:
+        """One store group's way out, box by box."""
+        if cutlass.const_expr(self.by_rows):
+            return self.row_outlet(out, mC, sC, group, self.group_threads)
+        enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
+        r2s = cute.make_tiled_copy_D(sm100.get_smem_store_op(enum, self.out_dtype, self.acc_dtype, t2r), t2r)
+        return Outlet(
+            r2s,
+            r2s.get_slice(tidx).partition_D(sC),  # (R2S, R2S_M, R2S_N, stage)
+            cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None)),
+            out,
+            mC,
+        )
 
     @cute.jit
     def load_residual(
@@ -466,7 +474,8 @@ class Sm100Gemm(Gemm):
     ) -> None:
         rounded = cute.make_rmem_tensor(values.shape, self.out_dtype)
         rounded.store(values.load().to(self.out_dtype))
-        self.publish(outlet, outlet.r2s.retile(rounded), at, stage, group, self.group_threads, sizes)
+        registers = rounded if cutlass.const_expr(self.by_rows) else outlet.r2s.retile(rounded)
+        self.publish(outlet, registers, at, stage, group, self.group_threads, sizes)
 
     @cute.jit
     def take(self, t2r: cute.TiledCopy, Tt: cute.Tensor, values: cute.Tensor) -> None:
@@ -492,7 +501,7 @@ class Sm100Gemm(Gemm):
     # Which values of a box a thread holds: one row of 32 lanes' each, or wgmma-like fragments of 16 rows a warp.
 
     def has_row_per_lane(self) -> bool:
-        return self.store_rows * self.store_groups == TMEM_LANES
+        return self.store_rows * self.store_groups == TMEM_LANES and not self.by_rows
 
     def tmem_load_op(self) -> Any:
         if self.has_row_per_lane():
@@ -501,7 +510,8 @@ class Sm100Gemm(Gemm):
 
     def runs(self, elements: int) -> tuple[Run, ...]:
         if not self.has_row_per_lane():
-            return fragment_runs(elements, 2 if self.store_kind == "tma" else 1)
+            count = self.store_rows * self.store_groups // (row_store.FRAGMENT_ROWS * pipelines.EPILOGUE_WARPS)
+            return fragment_runs(elements, 2 if self.store_kind == "tma" else 1, count)
         return row_runs(elements, 16 * 8 // self.out_dtype.width if self.store_kind == "tma" else 1)
 
     def lane_col(self, tidx: Int32) -> Any:

@@ -14,7 +14,8 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
 loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
-How two consumers divide the work:
+Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and waits for no other
+(`row_store`). How two consumers divide the work:
 
     cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
     ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
@@ -348,7 +349,7 @@ class Sm90Gemm(Gemm):
         self, acc: cute.Tensor, outlet: Outlet, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
     ) -> None:
         """Registers -> epilogue -> smem box -> the result, box after box from `at` on; each goes to the next buffer."""
-        flat = cute.coalesce(outlet.r2s.retile(acc))
+        flat = cute.coalesce(acc)
         self.reclaim(group, WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
@@ -370,7 +371,7 @@ class Sm90Gemm(Gemm):
     ) -> None:
         """The same for a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
         tile = self.tile
-        flat = cute.coalesce(outlet.r2s.retile(acc))
+        flat = cute.coalesce(acc)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
             if walk.k_count == 0:  # not `acc`: a write to it could move before the wait for the wgmmas
@@ -462,7 +463,9 @@ class Sm90Gemm(Gemm):
     ) -> None:
         """A box of finished sums: epilogue, rounding, and out."""
         self.apply_epilogue(values, at, group, sizes, args)
-        rounded = cute.make_rmem_tensor(cute.shape(outlet.Rs)[:3], self.out_dtype)
+        rounded = cute.make_rmem_tensor(
+            cute.size(values) if cutlass.const_expr(self.by_rows) else cute.shape(outlet.Rs)[:3], self.out_dtype
+        )
         rounded.store(values.load().to(self.out_dtype))
         self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
 
@@ -474,9 +477,10 @@ class Sm90Gemm(Gemm):
         runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
         self.epilogue.apply(values, runs, column, sizes.n, args)
 
-    @cute.jit
     def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
-        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits."""
+        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits and TMA stores them."""
+        if cutlass.const_expr(self.by_rows):
+            return self.row_outlet(out, mC, sC, group, WARPGROUP_THREADS)
         enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
         stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(self.c_major == "m", 4), self.out_dtype)
         r2s = cute.make_tiled_copy_S(

@@ -30,8 +30,8 @@ HOPPER_SASS = ["HGMMA.64x256x16.F32.BF16", "UTMALDG.3D", "UTMALDG.3D.MULTICAST",
 PAIR_SASS = ["UTCHMMA.2CTA", "UTMALDG.3D.2CTA", "UTMASTG.3D", "LDTM.x32", "UTCBAR.2CTA.MULTICAST", "EXIT"]
 
 
-def variant(target: str = "sm_90a", tile: Tile = HOPPER) -> Variant:
-    return Variant(target, *["bfloat16"] * 3, "k", "n", tile)
+def variant(target: str = "sm_90a", tile: Tile = HOPPER, store: str = "tma") -> Variant:
+    return Variant(target, *["bfloat16"] * 3, "k", "n", tile, store=store)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,7 @@ def test_refused_by_the_cubin(compiled: dict[str, Any], facts: dict[str, Any], s
         (variant(), [o for o in HOPPER_SASS if "MULTICAST" not in o], "requires UTMALDG.MULTICAST instructions"),
         (variant(), [*HOPPER_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
         (variant(), [*HOPPER_SASS, "LDL", "LDL.64"], "requires no local memory .* got 2 LDL"),
+        (variant(store="threads"), [*HOPPER_SASS, "STG.E.U16"], "requires STG.128 instructions, got none"),
         (variant("sm_100a", Tile(128, 256)), HOPPER_SASS, "requires UTCHMMA instructions, got none"),
         (variant("sm_100a", PAIR), [*PAIR_SASS, "UTCHMMA"], "every UTCHMMA to be .2CTA, got 1 of 2"),
         (variant("sm_103a", PAIR), [*PAIR_SASS, "UTMALDG.3D"], "every UTMALDG to be .2CTA, got 1 of 2"),

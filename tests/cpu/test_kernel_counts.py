@@ -137,6 +137,27 @@ def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int)
 
 
 @pytest.mark.parametrize(
+    "tile, target, out_dtype, box",
+    [
+        (Tile(128, 256), "sm_90a", "bfloat16", (8, 256)),  # 4 KiB a warp
+        (Tile(128, 128, pingpong=True), "sm_90a", "bfloat16", (16, 128)),
+        (Tile(128, 256), "sm_90a", "float32", (8, 128)),  # 512 bytes
+        (Tile(128, 256), "sm_90a", "float8_e4m3fn", (16, 256)),
+        (Tile(128, 192), "sm_90a", "bfloat16", (16, 64)),  # 128 bytes, the power of two in 384
+        (Tile(128, 16), "sm_90a", "bfloat16", (16, 16)),
+        (Tile(128, 128, cluster_k=4), "sm_90a", "bfloat16", (16, 16)),  # a store box
+        (Tile(128, 256), "sm_100a", "bfloat16", (16, 128)),  # 128 accumulators a thread
+        (Tile(64, 256), "sm_100a", "bfloat16", (8, 256)),
+        (PAIR_128, "sm_100a", "bfloat16", (16, 64)),  # half of the columns
+        (Tile(128, 64, cluster_k=4), "sm_100a", "float32", (16, 16)),
+    ],
+    ids=str,
+)
+def test_segments_of_rows(tile: Tile, target: str, out_dtype: str, box: tuple[int, int]) -> None:
+    assert tiles.segments(tile, out_dtype, target) == box
+
+
+@pytest.mark.parametrize(
     "tile, operand, major, box",
     [
         (Tile(128, 256), "b", "k", (64, 256)),

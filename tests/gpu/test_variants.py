@@ -87,6 +87,16 @@ def test_any_number_of_rows(m: int) -> None:
         _check(entry, (m, 144, 208, 1), seed=m)
 
 
+@pytest.mark.parametrize("rest", [*range(1, 9), 15])
+def test_any_alignment_of_rows(rest: int) -> None:
+    """Where threads store the rows of a result, each begins `rest` elements behind the one before, modulo 16 bytes, and
+    ends amid a tile, behind one, or before one is full; a second matrix begins anywhere."""
+    for entry in (e for e in ENTRIES if (e.variant.store, e.variant.c_major) == ("threads", "n")):
+        tile = entry.variant.tile
+        for i, n in enumerate((rest, tile.mma_n - 16 + rest, tile.mma_n + rest, 5 * tile.mma_n // 2 + rest)):
+            _check(entry, (tile.cta_m + 37, n, tile.k_tile + 16, 2), seed=i)
+
+
 def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     assert isinstance(ARCH, Arch)
     variant, (m, n, k, batch) = entry.variant, shape
