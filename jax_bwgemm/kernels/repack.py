@@ -87,8 +87,8 @@ class RepackKernel:
         """Thread t of a tile: chunk t % 8 of rows `packed` * (t / 8) and on, and of those 32 words further, ..."""
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
-        num_words = TILE_ROWS * TILE_ROW_BYTES // 4
-        lines = cutlass.memory.SmemAllocator().allocate_tensor(Uint32, cute.make_layout(num_words), CHUNK_BYTES).iterator
+        allocator, num_words = cutlass.memory.SmemAllocator(), TILE_ROWS * TILE_ROW_BYTES // 4
+        lines = allocator.allocate_tensor(Uint32, cute.make_layout(num_words), CHUNK_BYTES).iterator
         tiles_c = Uint32((cols + (self.tile_cols - 1)) // self.tile_cols)
         tiles_r = Uint32((rows + (TILE_ROWS - 1)) // TILE_ROWS)
         above, tile_c = divided(Uint32(cta_idx()), tiles_c)
@@ -154,8 +154,8 @@ class RepackKernel:
 
     @cute.jit
     def load(self, addresses: Any, sizes: Any, is_inside: Any) -> Any:
-        """(raw, skews): for each address the 32 bytes from the chunk boundary at or before it, as far as `sizes` ask for
-        them, and its distance from there; or, unless `is_inside`, its elements and 0."""
+        """(raw, skews): for each address the 32 bytes from the chunk boundary at or before it, as far as `sizes` ask
+        for them, and its distance from there; or, unless `is_inside`, its elements and 0."""
         raw = cute.make_rmem_tensor((2 * WORDS, CHUNKS_PER_THREAD), Uint32)
         skews = cute.make_rmem_tensor(CHUNKS_PER_THREAD, Int32)
         raw.fill(0)
@@ -208,9 +208,9 @@ class RepackKernel:
             words = [chunk[i] for chunk in chunks]
             if self.packed == 4:
                 pairs = [permuted(x, y, pick) for pick in (0x5140, 0x7362) for x, y in (words[:2], words[2:])]
-                columns += [permuted(*pair, pick) for pair in (pairs[:2], pairs[2:]) for pick in (0x5410, 0x7632)]
+                columns += [permuted(x, y, pick) for x, y in (pairs[:2], pairs[2:]) for pick in (0x5410, 0x7632)]
             elif self.packed == 2:
-                columns += [permuted(*words, pick) for pick in (0x5410, 0x7632)]
+                columns += [permuted(words[0], words[1], pick) for pick in (0x5410, 0x7632)]
             else:
                 columns += words
         return columns
@@ -253,9 +253,7 @@ def permuted(low: Uint32, high: Uint32, pick: Any) -> Uint32:
 def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
     """Cross-compile one repack; needs no GPU. `dump_dir` must be this call's own: CuTeDSL reuses file names."""
     kernel = RepackKernel(repack)
-    getattr(RepackKernel, repack.kind).set_name_prefix(
-        repack.name, remove_cutlass_symbol=True, keep_mangled_name=False
-    )
+    getattr(RepackKernel, repack.kind).set_name_prefix(repack.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     options = f"--gpu-arch {repack.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
     addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 3
     compiled = cute.compile(kernel, *addresses, *sizes, options=options)

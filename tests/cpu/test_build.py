@@ -60,7 +60,7 @@ def refuse(
     of: Variant | None = None,
 ) -> str | None:
     of = of or variant()
-    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of.target))  # type: ignore[arg-type]
+    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of))  # type: ignore[arg-type]
 
 
 def test_a_good_kernel_is_not_refused() -> None:
@@ -139,7 +139,7 @@ def test_only_is_a_glob_on_names() -> None:
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
     compiled = FakeCompiled(cubin=of.name.encode())
     facts = dataclasses.replace(FACTS, entry=compiled.entry)
-    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of.target), out, source)  # type: ignore[arg-type]
+    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of), out, source)  # type: ignore[arg-type]
     assert isinstance(entry, Entry)
     return entry
 
@@ -357,7 +357,7 @@ def test_the_disassembler_is_asked_once_for_many_kernels(real: Path, monkeypatch
     code = read_cubin((real / f"{entries[0].name}.cubin").read_bytes()).text
     first, second = sass.disassemble([code, code], "sm_100a")
     assert first == second
-    assert sass.count(first, "sm_100a") == entries[0].sass
+    assert sass.count(first, entries[0].variant) == entries[0].sass
 
 
 def test_no_disassembler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
