@@ -93,6 +93,7 @@ class RepackKernel:
         tiles_r = Uint32((rows + (TILE_ROWS - 1)) // TILE_ROWS)
         above, tile_c = divided(Uint32(cta_idx()), tiles_c)
         l_idx, tile_r = divided(above, tiles_r)
+        rows_here = cutlass.select_(l_idx < Uint32(batch), rows, Int32(0))
         row, col = Int32(tile_r) * TILE_ROWS, Int32(tile_c) * self.tile_cols
         row_bytes = Int64(cols) * self.bytes
         matrix = source + Int64(l_idx) * Int64(rows) * row_bytes
@@ -103,7 +104,7 @@ class RepackKernel:
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
             own_row = row + tidx // 8 * self.packed + row_in_tile(i, self.packed)
             addresses.append(matrix + Int64(own_row) * row_bytes + Int64(own_col) * self.bytes)
-            sizes.append(chunk_size(size, own_row < rows))
+            sizes.append(chunk_size(size, own_row < rows_here))
         corner = matrix + Int64(row) * row_bytes + Int64(col) * self.bytes
         last_row = cutlass.min(row + TILE_ROWS, rows) - 1
         last_end = matrix + Int64(last_row) * row_bytes + Int64(col) * self.bytes + TILE_ROW_BYTES + CHUNK_BYTES
@@ -122,7 +123,7 @@ class RepackKernel:
             for j, word in enumerate(self.by_column(chunks)):
                 cute.make_tensor(lines + (own + (j * line + unit * 32)), cute.make_layout(1))[0] = word
         cute.arch.sync_threads()
-        self.store_columns(lines, out, l_idx, row, col, rows, cols, tidx)
+        self.store_columns(lines, out, l_idx, row, col, rows_here, cols, tidx)
 
     @cute.jit
     def store_columns(
