@@ -154,7 +154,7 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
 
 
 def attributes(decision: Decision) -> dict[str, Any]:
-    """The custom call's attributes; docs/architecture.md, "The custom call"."""
+    """The custom call's attributes; docs/architecture.md, "The custom calls"."""
     plan, entry = decision.plan, decision.entry
     assert plan is not None and entry is not None  # the caller has a kernel
     variant, tile = entry.variant, entry.variant.tile
