@@ -88,7 +88,8 @@ def _result_in_callee(call: Any, value: Any) -> Any:
     while module.parent is not None:
         module = module.parent
     name = call.attributes["callee"].value
-    function = next(op for op in module.regions[0].blocks[0] if op.attributes["sym_name"].value == name)
+    named = (op for op in module.regions[0].blocks[0] if "sym_name" in op.attributes)
+    function = next(op for op in named if op.attributes["sym_name"].value == name)
     returned = list(function.regions[0].blocks[0])[-1]
     return returned.operands[list(call.results).index(value)]
 
