@@ -15,7 +15,8 @@ KINDS = ("pad", "transpose")
 ELEMENT_BYTES = (1, 2, 4)
 CHUNK_BYTES = 16  # what a thread loads and stores at once, and what a row of the result is a multiple of
 NUM_THREADS = 256
-CHUNKS_PER_THREAD = 4  # 2 warps a scheduler with as many loads in flight cover the latency of an H200's memory
+# At four CTAs an SM, 64 KiB are in flight; 4.8 TB/s over 132 SMs at an assumed 0.8 us need 29. Not measured.
+CHUNKS_PER_THREAD = 4
 TILE_ROWS = 128  # of the source, 128 bytes each: what a CTA transposes
 TILE_ROW_BYTES = 128
 INT32_MAX = 2**31 - 1

@@ -22,7 +22,7 @@ from jax_bwgemm.shape_rules import problem_of
 from jax_bwgemm.tile import TMA_ALIGN_BYTES, padding
 
 # (context, kind of repack, value, aval, aval of the result) -> the repacked value, or None where there is no kernel.
-Repack = Callable[[Any, str, Any, Any, Any], Any]
+EmitRepack = Callable[[Any, str, Any, Any, Any], Any]
 
 _OTHER_MAJOR = {"a_major": {"k": "m", "m": "k"}, "b_major": {"k": "n", "n": "k"}}
 
@@ -63,7 +63,7 @@ def ways(
     return sorted(found, key=Way.preference)
 
 
-def take(ctx: Any, way: Way, operands: Sequence[Any], repack: Repack) -> tuple[list[Any], list[Any]]:
+def take(ctx: Any, way: Way, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
     """(values, avals) of the operands, emitted the way that `way` says."""
     values, avals = list(operands), list(way.avals)
     for i in range(len(way.sources), len(values)):
@@ -111,7 +111,7 @@ def _reshaped(ctx: Any, value: Any, aval: Any) -> Any:
     return _emit(ctx, lambda x: lax.reshape(x, aval.shape), value, _reshape_aval(aval, shape), aval)
 
 
-def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: Repack) -> Any:
+def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:
     """With zeros behind the contiguous dimension: by a repack, or by XLA where that is no pass of its own."""
     if not is_fusible(value):
         repacked = repack(ctx, "pad", value, _reshape_aval(aval, aval.shape), padded)

@@ -64,6 +64,19 @@ def test_against_numpy(repack: Repack) -> None:
         np.testing.assert_array_equal(got, expected(repack, source), f"{repack.name} {shape} from element {start}")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_bytes_than_an_int32_counts(kind: str) -> None:
+    """Against XLA's own pad and transpose, on the device."""
+    repack, shape = Repack(TARGET, kind, 1), (1, 50_000, 50_001)
+    entry = artifacts.find(repack)
+    assert not isinstance(entry, str), entry
+    call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(repack.out_shape(shape), jnp.uint8))
+    source = jax.random.bits(jax.random.key(0), shape, jnp.uint8)
+    moved = source if kind == "pad" else source.mT
+    behind = ((0, 0), (0, 0), (0, -moved.shape[2] % 16))
+    assert jnp.array_equal(call(source, **attributes(entry, shape, False)), jnp.pad(moved, behind))
+
+
 def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
 
