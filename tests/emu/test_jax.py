@@ -158,12 +158,13 @@ def test_vmap_is_one_launch(axes: tuple[int | None, int | None]) -> None:
 
 
 @pytest.mark.parametrize("by", ["shard_map", "jit"])
-def test_sharded_operands(by: str) -> None:
+@pytest.mark.parametrize("k", [72, 70])
+def test_sharded_operands(by: str, k: int) -> None:
     """Callbacks of several devices at once; a compiled product whose operands XLA must gather first."""
     if len(jax.devices()) < 2:
         pytest.skip("needs several devices: collect tests/cpu too, which asks for 4")
     mesh, rows, whole = jax.make_mesh((2,), ("d",)), jax.P("d"), jax.P()
-    a, b = normal(0, 64, 72), normal(1, 72, 40)
+    a, b = normal(0, 64, k), normal(1, k, 40)
     f: Any = jax.shard_map(matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows) if by == "shard_map" else matmul
     out = jax.jit(f)(jax.device_put(a, jax.NamedSharding(mesh, rows)), b)
     check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
