@@ -90,6 +90,13 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
   return Read(attrs, "alpha", &request->alpha);
 }
 
+Status ReadNames(const ffi::Dictionary& attrs, KernelSpec* spec) {
+  JBW_RETURN_IF_ERROR(Read(attrs, "variant", &spec->variant));
+  JBW_RETURN_IF_ERROR(Read(attrs, "entry", &spec->entry));
+  JBW_RETURN_IF_ERROR(Read(attrs, "target", &spec->target));
+  return Read(attrs, "cubin_sha256", &spec->cubin_sha256);
+}
+
 }  // namespace
 
 Status ReadRequest(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
@@ -106,15 +113,31 @@ Status ReadRequest(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
 }
 
 Status ReadSpec(const ffi::Dictionary& attrs, const JbwLaunchRequest& request, KernelSpec* spec) {
-  JBW_RETURN_IF_ERROR(Read(attrs, "variant", &spec->variant));
-  JBW_RETURN_IF_ERROR(Read(attrs, "entry", &spec->entry));
-  JBW_RETURN_IF_ERROR(Read(attrs, "target", &spec->target));
-  JBW_RETURN_IF_ERROR(Read(attrs, "cubin_sha256", &spec->cubin_sha256));
+  JBW_RETURN_IF_ERROR(ReadNames(attrs, spec));
   spec->cluster_m = request.cluster_m;
   spec->cluster_n = request.cluster_n;
   spec->cluster_k = request.cluster_k;
   spec->num_threads = request.num_threads;
   spec->smem_bytes = request.smem_bytes;
+  return {};
+}
+
+Status ReadRepack(const ffi::Dictionary& attrs, JbwRepackRequest* request, KernelSpec* spec) {
+  JBW_RETURN_IF_ERROR(ReadNames(attrs, spec));
+  std::string kind;
+  JBW_RETURN_IF_ERROR(Read(attrs, "kind", &kind));
+  if (kind != "pad" && kind != "transpose") {
+    return InvalidArgument("attribute `kind` requires pad or transpose, got '", kind, "'");
+  }
+  request->is_transpose = kind == "transpose";
+  JBW_RETURN_IF_ERROR(Read(attrs, "element_bytes", &request->element_bytes));
+  JBW_RETURN_IF_ERROR(Read(attrs, "num_ctas", &request->num_ctas));
+  JBW_RETURN_IF_ERROR(Read(attrs, "num_threads", &request->num_threads));
+  JBW_RETURN_IF_ERROR(Read(attrs, "smem_bytes", &request->smem_bytes));
+  JBW_RETURN_IF_ERROR(Read(attrs, "pdl", &request->pdl));
+  spec->cluster_m = spec->cluster_n = spec->cluster_k = 1;
+  spec->num_threads = request->num_threads;
+  spec->smem_bytes = request->smem_bytes;
   return {};
 }
 

@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "guard.h"
+#include "repack.h"
 #include "sha256.h"
 #include "stats.h"
 
@@ -23,6 +24,7 @@ int Report(const jbw::Status& status, char* error, size_t error_bytes) {
 }
 
 jbw::Call* FromC(JbwCall* call) { return reinterpret_cast<jbw::Call*>(call); }
+jbw::RepackCall* FromC(JbwRepackCall* call) { return reinterpret_cast<jbw::RepackCall*>(call); }
 
 }  // namespace
 
@@ -84,3 +86,32 @@ int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, voi
 }
 
 void jbw_call_destroy(JbwCall* call) { delete FromC(call); }
+
+int jbw_repack_call_create(const JbwKernelNames* names, const JbwRepackRequest* request, JbwRepackCall** call,
+                           char* error, size_t error_bytes) {
+  auto create = [&] {
+    const jbw::KernelSpec spec = {names->variant,       names->entry,       names->target, names->cubin_sha256, 1, 1, 1,
+                                  request->num_threads, request->smem_bytes};
+    std::unique_ptr<jbw::RepackCall> created;
+    JBW_RETURN_IF_ERROR(jbw::RepackCall::Create(spec, *request, &created));
+    *call = reinterpret_cast<JbwRepackCall*>(created.release());
+    return jbw::Status();
+  };
+  return Report(jbw::Guard(create), error, error_bytes);
+}
+
+int jbw_repack_call_initialize(JbwRepackCall* call, int device, const JbwRepackRequest* buffers, char* error,
+                               size_t error_bytes) {
+  return Report(jbw::Guard([&] { return FromC(call)->Initialize(device, *buffers); }), error, error_bytes);
+}
+
+int jbw_repack_call_execute(const JbwRepackCall* call, int device, void* stream, const void* source, void* out,
+                            char* error, size_t error_bytes) {
+  auto execute = [&] {
+    return reinterpret_cast<const jbw::RepackCall*>(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream),
+                                                                   source, out);
+  };
+  return Report(jbw::Guard(execute), error, error_bytes);
+}
+
+void jbw_repack_call_destroy(JbwRepackCall* call) { delete FromC(call); }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "launch_plan.h"
+#include "repack.h"
 
 #define JBW_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -16,7 +17,8 @@ struct JbwKernelNames {
   const char *variant, *entry, *target, *cubin_sha256;
 };
 
-struct JbwCall;  // a jbw::Call
+struct JbwCall;        // a jbw::Call
+struct JbwRepackCall;  // a jbw::RepackCall
 
 }  // extern "C"
 
@@ -41,5 +43,14 @@ JBW_EXPORT int jbw_call_initialize(JbwCall* call, int device, const JbwLaunchReq
 JBW_EXPORT int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, void* b, void* out, void* bias,
                                 void* residual, void* workspace, char* error, size_t error_bytes);
 JBW_EXPORT void jbw_call_destroy(JbwCall* call);
+
+// The same of a repack; `source.rank` -1 in `request` says that shapes come later.
+JBW_EXPORT int jbw_repack_call_create(const JbwKernelNames* names, const JbwRepackRequest* request,
+                                      JbwRepackCall** call, char* error, size_t error_bytes);
+JBW_EXPORT int jbw_repack_call_initialize(JbwRepackCall* call, int device, const JbwRepackRequest* buffers, char* error,
+                                          size_t error_bytes);
+JBW_EXPORT int jbw_repack_call_execute(const JbwRepackCall* call, int device, void* stream, const void* source,
+                                       void* out, char* error, size_t error_bytes);
+JBW_EXPORT void jbw_repack_call_destroy(JbwRepackCall* call);
 
 #endif  // JAX_BWGEMM_C_API_H_

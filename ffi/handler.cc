@@ -9,6 +9,7 @@
 #include "call.h"
 #include "guard.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_types.h"
 
 namespace ffi = xla::ffi;
 
@@ -25,18 +26,6 @@ struct MatmulState {
   std::unique_ptr<Call> call;
 };
 ffi::TypeId MatmulState::id = {};
-
-ffi::Error ToFfi(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), status.message());
-}
-
-JbwBuffer Describe(const ffi::AnyBuffer& buffer) {
-  JbwBuffer described = {
-      static_cast<int32_t>(buffer.element_type()), static_cast<int32_t>(buffer.dimensions().size()), {}};
-  for (size_t i = 0; i < buffer.dimensions().size() && i < 3; ++i) described.dims[i] = buffer.dimensions()[i];
-  return described;
-}
 
 // Some XLA versions show Instantiate no buffers at all: then the ranks stay -1 and Initialize checks.
 Status ReadBuffers(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets, const Optionals& has,

@@ -10,13 +10,14 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 from jax_bwgemm._version import __version__
+from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST_NAME = "manifest.json"
 REMEDY = "run `python -m jax_bwgemm build`"
 PARAM_KINDS = (
@@ -121,12 +122,52 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class RepackEntry:
+    """The same of a repack, whose parameter block is `repack.PARAMS`."""
+
+    repack: Repack
+    entry: str
+    num_threads: int
+    smem_bytes: int
+    registers: int
+    spill_bytes: int
+    sass: dict[str, int]
+    ptxas: str
+    cubin_sha256: str
+    source_sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.repack.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and dictionaries; the repack's fields stand beside the entry's own."""
+        fields = dataclasses.asdict(self)
+        return {"name": self.name} | fields.pop("repack") | fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> RepackEntry:
+        """The inverse of `to_json`. A missing or unknown key, or a name that is not the repack's, is an error."""
+        where = f"repack {fields.get('name', '?')}"
+        _require_keys({"name"} | _names(Repack) | _names(cls) - {"repack"}, fields, where)
+        repack = Repack(**{k: fields[k] for k in _names(Repack)})
+        if repack.name != fields["name"]:
+            raise ManifestError(f"{where}: its fields require the name {repack.name}, got {fields['name']}")
+        return cls(repack=repack, **{k: fields[k] for k in _names(cls) - {"repack"}})
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
-    """One artifact directory: its entries by name."""
+    """One artifact directory: its entries by name, those of products and those of repacks."""
 
     directory: pathlib.Path
     cutlass_dsl: str
     entries: dict[str, Entry]
+    repacks: dict[str, RepackEntry]
+
+    @property
+    def kernels(self) -> dict[str, Entry | RepackEntry]:
+        return self.entries | self.repacks
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
@@ -148,15 +189,20 @@ class Manifest:
             if not isinstance(fields, dict) or fields.get(key) != required:
                 got = fields.get(key) if isinstance(fields, dict) else None
                 raise ManifestError(f"{path} requires {key} {required!r}, got {got!r}; {REMEDY}")
-        _require_keys({"format", "package_version", "cutlass_dsl", "variants"}, fields, str(path))
-        entries = [Entry.from_json(entry) for entry in fields["variants"]]
-        return cls(path.parent, fields["cutlass_dsl"], {entry.name: entry for entry in entries})
+        _require_keys({"format", "package_version", "cutlass_dsl", "variants", "repacks"}, fields, str(path))
+        entries = {entry["name"]: Entry.from_json(entry) for entry in fields["variants"]}
+        repacks = {entry["name"]: RepackEntry.from_json(entry) for entry in fields["repacks"]}
+        return cls(path.parent, fields["cutlass_dsl"], entries, repacks)
 
 
-def write_manifest(directory: str | os.PathLike[str], entries: Iterable[Entry], cutlass_dsl: str = "") -> pathlib.Path:
+def write_manifest(
+    directory: str | os.PathLike[str], entries: Iterable[Entry | RepackEntry], cutlass_dsl: str = ""
+) -> pathlib.Path:
     """Writes `manifest.json` for this version of the package, sorted by name, by an atomic rename; returns its path."""
-    variants = [entry.to_json() for entry in sorted(entries, key=lambda entry: entry.name)]
-    fields = {"format": FORMAT, "package_version": __version__, "cutlass_dsl": cutlass_dsl, "variants": variants}
+    kernels = sorted(entries, key=lambda entry: entry.name)
+    fields = {"format": FORMAT, "package_version": __version__, "cutlass_dsl": cutlass_dsl}
+    fields["variants"] = [entry.to_json() for entry in kernels if isinstance(entry, Entry)]
+    fields["repacks"] = [entry.to_json() for entry in kernels if isinstance(entry, RepackEntry)]
     path = pathlib.Path(directory) / MANIFEST_NAME
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(fields, indent=1) + "\n")
@@ -183,33 +229,37 @@ def add_dir(directory: str | os.PathLike[str]) -> None:
         _added.append(path)
 
 
-def find(variant: Variant) -> Entry | str:
-    """The entry of `variant` in the first artifact directory that has it with its cubin, else one sentence why not."""
-    found = _locate(variant)
+@overload
+def find(kernel: Variant) -> Entry | str: ...
+@overload
+def find(kernel: Repack) -> RepackEntry | str: ...
+def find(kernel: Variant | Repack) -> Entry | RepackEntry | str:
+    """The entry of `kernel` in the first artifact directory that has it with its cubin, else one sentence why not."""
+    found = _locate(kernel.name)
     return found if isinstance(found, str) else found[1]
 
 
-def find_ptx(variant: Variant) -> pathlib.Path | str:
+def find_ptx(kernel: Variant | Repack) -> pathlib.Path | str:
     """The compressed PTX beside the cubin that `find` finds, else one sentence why there is none."""
-    found = _locate(variant)
+    found = _locate(kernel.name)
     if isinstance(found, str):
         return found
-    path = found[0] / f"{variant.name}.ptx.gz"
+    path = found[0] / f"{kernel.name}.ptx.gz"
     return path if path.exists() else f"{path} is missing; {REMEDY}"
 
 
-def _locate(variant: Variant) -> tuple[pathlib.Path, Entry] | str:
+def _locate(name: str) -> tuple[pathlib.Path, Entry | RepackEntry] | str:
     reasons = []
     for directory in artifact_dirs():
         try:
-            entry = _load_cached(directory, _mtime_ns(directory / MANIFEST_NAME)).entries.get(variant.name)
+            entry = _load_cached(directory, _mtime_ns(directory / MANIFEST_NAME)).kernels.get(name)
         except ManifestError as error:
             reasons.append(str(error))
             continue
         if entry is None:
-            reasons.append(f"no cubin {variant.name} in {directory}; {REMEDY}")
-        elif not (directory / f"{variant.name}.cubin").exists():
-            reasons.append(f"{directory / variant.name}.cubin is in the manifest but missing; {REMEDY}")
+            reasons.append(f"no cubin {name} in {directory}; {REMEDY}")
+        elif not (directory / f"{name}.cubin").exists():
+            reasons.append(f"{directory / name}.cubin is in the manifest but missing; {REMEDY}")
         else:
             return directory, entry
     return "; ".join(reasons)
@@ -219,7 +269,7 @@ def verify(directory: str | os.PathLike[str]) -> list[str]:
     """One sentence for every cubin of the manifest that is missing or not what was built; raises `ManifestError`."""
     manifest = Manifest.load(directory)
     reasons = []
-    for entry in manifest.entries.values():
+    for entry in manifest.kernels.values():
         path = manifest.directory / f"{entry.name}.cubin"
         if not path.exists():
             reasons.append(f"{path} is in the manifest but missing; {REMEDY}")

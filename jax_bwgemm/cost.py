@@ -320,15 +320,16 @@ def _overlapped(x: float, y: float, exponent: float) -> float:
     return (x**exponent + y**exponent) ** (1 / exponent)
 
 
+def repack_us(problem: Problem, operand: str, arch: Arch) -> float:
+    """One pass over operand "a" or "b": it is read and written."""
+    extent, batch = (problem.m, problem.a_batch) if operand == "a" else (problem.n, problem.b_batch)
+    size = batch * extent * problem.k * DTYPE_BYTES[problem.a_dtype]
+    return LAUNCH_US + 2 * size / (arch.memory_tb_per_s * 1e6)
+
+
 def _padding_us(problem: Problem, arch: Arch) -> float:
-    """One pass over each operand whose rows TMA cannot step over: it is read and written."""
-    in_bytes = DTYPE_BYTES[problem.a_dtype]
-    elems = {
-        "a": problem.a_batch * problem.m * problem.k,
-        "b": problem.b_batch * problem.k * problem.n,
-    }
-    moved = [2 * in_bytes * elems[x] for x in elems if padding(problem, x)]
-    return sum(LAUNCH_US + size / (arch.memory_tb_per_s * 1e6) for size in moved)
+    """A pass over each operand whose rows TMA cannot step over."""
+    return sum(repack_us(problem, x, arch) for x in "ab" if padding(problem, x))
 
 
 def _l2_bytes(tile: Tile, problem: Problem) -> float:

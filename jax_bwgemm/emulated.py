@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm import artifacts, ffi
-from jax_bwgemm.artifacts import PARAM_KINDS, Entry
+from jax_bwgemm.artifacts import PARAM_KINDS, Entry, RepackEntry
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
@@ -75,8 +76,7 @@ class Kernel:
         if the kernel breaks a rule.
         """
         out, counters = self.run(*operands)
-        for runs in _records:
-            runs.append(Run(self.entry.name, counters))
+        _record(Run(self.entry.name, counters))
         return out
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
@@ -128,6 +128,32 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     launch_plan = ffi.launch_plan(_request(plan, entry, clusters))
     workspace = workspace_bytes(entry.variant.tile, clusters)
     return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan, workspace)
+
+
+def repacked(entry: RepackEntry, source: np.ndarray) -> np.ndarray:
+    """What the repack makes of `source` (l, r, c), in a result that starts poisoned.
+
+    Raises:
+      EmulatorError: the kernel breaks a rule.
+      ValueError: no PTX, or PTX that cannot be read.
+    """
+    repack, source = entry.repack, np.ascontiguousarray(source)
+    path = artifacts.find_ptx(repack)
+    if isinstance(path, str):
+        raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
+    shape = repack.out_shape(source.shape)
+    out = np.full(math.prod(shape) * source.itemsize, _POISON & 0xFF, np.uint8).view(source.dtype).reshape(shape)
+    memory = Memory()
+    params = memory.register(source, "source"), memory.register(out, "out"), *source.shape
+    grid, block = (repack.num_ctas(source.shape), 1, 1), (entry.num_threads, 1, 1)
+    launch = Launch(grid, block, params, smem_bytes=entry.smem_bytes, entry=entry.entry)
+    _record(Run(entry.name, run(_module(path, path.stat().st_mtime_ns), launch, memory)))
+    return out
+
+
+def _record(made: Run) -> None:
+    for runs in _records:
+        runs.append(made)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_bwgemm.config import resolve
-from jax_bwgemm.decision import Decision, decide, without_epilogue
+from jax_bwgemm.cost import repack_us
+from jax_bwgemm.decision import Decision, decide, find_repack, k_major, without_epilogue
 from jax_bwgemm.matmul import checked_params, stack, why_not_ours
 from jax_bwgemm.measured import Record
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
@@ -23,7 +24,8 @@ class Explanation:
     """`plan` is None without a device to plan for; `variant` is None if XLA takes over, and `reason` then says why.
 
     With a variant, `reason` says why only the product is its: alone, in float32, and the epilogue is XLA's.
-    `emulate` is the target whose kernels run in the emulator, or "off".
+    `emulate` is the target whose kernels run in the emulator, or "off". `repacks` says which operands are rewritten
+    first, and by what.
     """
 
     problem: Problem
@@ -31,6 +33,7 @@ class Explanation:
     variant: str | None = None
     reason: str | None = None
     emulate: str = "off"
+    repacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         size = f"{self.problem.flops / 1e9:.4g} GFLOP, {self.problem.min_bytes / 1e6:.4g} MB"
@@ -45,6 +48,7 @@ class Explanation:
         else:
             where = "whose cubin is present"
         lines = [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
+        lines += [f"  first: {repack}" for repack in self.repacks]
         if self.reason:
             lines.append(f"  XLA:   the epilogue, {self.problem.epilogue.kind} of a float32 product: {self.reason}")
         return lines
@@ -105,17 +109,41 @@ def explain_problem(
     """
     decisions: list[Decision] = []
     illegal: ValueError | None = None
+    is_emulated, reason = emulate != "off", None
     for asked in filter(None, (problem, without_epilogue(problem))):
-        try:
-            decisions.append(decide(asked, device, tile, emulate != "off"))
-        except ValueError as error:
-            illegal = illegal or error
-            decisions.append(Decision(reason=str(error)))
-        if (entry := decisions[-1].entry) is not None:
-            return Explanation(problem, decisions[-1].plan, entry.name, decisions[0].reason, emulate)
+        for own in filter(None, (asked, k_major(asked, device, is_emulated))):
+            try:
+                decisions.append(decide(own, device, tile, is_emulated))
+            except ValueError as error:
+                illegal = illegal or error
+                decisions.append(Decision(reason=str(error)))
+            if (entry := decisions[-1].entry) is not None:
+                repacks = _repacks(asked, own, decisions[-1].plan, device, is_emulated)
+                return Explanation(problem, decisions[-1].plan, entry.name, reason, emulate, repacks)
+        reason = decisions[-1].reason
     if illegal is not None:
         raise illegal
     return Explanation(problem, decisions[0].plan, None, decisions[0].reason, emulate)
+
+
+def _repacks(asked: Problem, own: Problem, plan: Plan | None, device: str | None, is_emulated: bool) -> tuple[str, ...]:
+    """One line for each operand that `own`, the kernel's product, has in another form than it was `asked` in."""
+    assert plan is not None  # the caller has a kernel
+    lines = []
+    for x, extent, batch in (("a", own.m, own.a_batch), ("b", own.n, own.b_batch)):
+        before, after = getattr(asked, f"{x}_major"), getattr(own, f"{x}_major")
+        shape = (batch, extent, own.k) if before == "k" else (batch, own.k, extent)
+        kind = "pad" if before == after else "transpose"
+        if kind == "pad" and not padding(own, x):
+            continue
+        entry = find_repack(kind, DTYPE_BYTES[own.a_dtype], shape, device, is_emulated)
+        by = entry.name if entry else "XLA"
+        if kind == "transpose":
+            us = repack_us(own, x, plan.arch)
+            lines.append(f"{x} from {before}-major to {after}-major by {by}, predicted as {us:.1f} us on top")
+        else:
+            lines.append(f"{x} padded by {by}" + (", or by XLA together with what makes it" if entry else ""))
+    return tuple(lines)
 
 
 def _problem(operands: tuple[Any, ...], params: dict[str, Any]) -> Problem:

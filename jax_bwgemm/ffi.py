@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 TARGET_NAME = "jax_bwgemm_matmul_v1"
-STATE_NAME = "jax_bwgemm_matmul_state_v1"
+REPACK_NAME = "jax_bwgemm_repack_v1"
 PLATFORM = "CUDA"  # "cuda" is accepted by jax and never registered
 LIBRARY_NAME = "libjax_bwgemm_ffi.so"
 LIBRARY_VARIABLE = "JAX_BWGEMM_LIBRARY"
@@ -248,6 +248,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "jbw_timing_read": (size, [pointer, pointer, size]),
         "jbw_matmul_type_id": (pointer, []),
         "jbw_matmul_type_info": (pointer, []),
+        "jbw_repack_type_id": (pointer, []),
+        "jbw_repack_type_info": (pointer, []),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -284,14 +286,13 @@ def _runtime_api_minor() -> int | None:
 
 
 def _register_with_xla(library: ctypes.CDLL) -> None:
-    """The state's type first: a target that uses an unknown type is refused."""
+    """A state's type first: a target that uses an unknown type is refused."""
     capsule: Callable[[object], object] = jax.ffi.pycapsule
-    state = {
-        "type_id": capsule(library.jbw_matmul_type_id()),
-        "type_info": capsule(library.jbw_matmul_type_info()),
-    }
-    stages = {
-        stage: capsule(getattr(library, f"jbw_matmul_{stage}")) for stage in ("instantiate", "initialize", "execute")
-    }
-    jax.ffi.register_ffi_type(STATE_NAME, state, platform=PLATFORM)  # type: ignore[arg-type]
-    jax.ffi.register_ffi_target(TARGET_NAME, stages, platform=PLATFORM)
+    for name, target in (("matmul", TARGET_NAME), ("repack", REPACK_NAME)):
+        state = {part: capsule(getattr(library, f"jbw_{name}_{part}")()) for part in ("type_id", "type_info")}
+        stages = {
+            stage: capsule(getattr(library, f"jbw_{name}_{stage}"))
+            for stage in ("instantiate", "initialize", "execute")
+        }
+        jax.ffi.register_ffi_type(f"jax_bwgemm_{name}_state_v1", state, platform=PLATFORM)  # type: ignore[arg-type]
+        jax.ffi.register_ffi_target(target, stages, platform=PLATFORM)

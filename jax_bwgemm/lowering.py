@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,13 @@ from jax.interpreters import mlir
 from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
 from jax_bwgemm.config import report_fallback
 from jax_bwgemm.cost import concurrent_clusters
-from jax_bwgemm.decision import Decision, decide, without_epilogue
+from jax_bwgemm.decision import Decision, decide, k_major, without_epilogue
 from jax_bwgemm.ffi import L2_CODES, TARGET_NAME
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.reference import apply_epilogue, reference
+from jax_bwgemm.repacking import Repacker
 from jax_bwgemm.shape_rules import extras, problem_of
 from jax_bwgemm.tile import workspace_bytes
 from jax_bwgemm.ways import Way, take, ways
@@ -52,14 +54,14 @@ def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any],
     problem = problem_of(ctx.avals_in, **params)
     if reason := why_not_precision(params["precision"], problem.a_dtype):
         return _fall_back(ctx, operands, problem, reason, params)
-    choice = _choose(ways(ctx, operands, params), params)
+    choice = _choose(_ways(ctx, operands, params), params)
     if choice.decision.entry is not None:
-        return _call(ctx, operands, choice, emit)
+        return _call(ctx, operands, choice, params, emit)
     if (alone := without_epilogue(problem)) is not None:
         own, own_params = _without_epilogue(ctx, alone, params)
-        split = _choose(ways(own, operands[:2], own_params), own_params)
+        split = _choose(_ways(own, operands[:2], own_params), own_params)
         if split.decision.entry is not None:
-            return _finish(ctx, _call(own, operands[:2], split, emit), own.avals_out, operands[2:], params)
+            return _finish(ctx, _call(own, operands[:2], split, own_params, emit), own.avals_out, operands[2:], params)
     if choice.illegal is not None:
         raise choice.illegal
     return _fall_back(ctx, operands, choice.way.problem, choice.decision.reason or "", params)
@@ -72,6 +74,11 @@ class _Choice:
     way: Way
     decision: Decision
     illegal: ValueError | None = None
+
+
+def _ways(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Way]:
+    where = {"device": params["device"], "is_emulated": params["emulate"] != "off"}
+    return ways(ctx, operands, params, functools.partial(k_major, **where))
 
 
 def _choose(found: list[Way], params: dict[str, Any]) -> _Choice:
@@ -91,10 +98,11 @@ def _choose(found: list[Way], params: dict[str, Any]) -> _Choice:
     return next((choice for choice in refused if choice.illegal is not None), refused[0])
 
 
-def _call(ctx: Any, operands: Sequence[Any], choice: _Choice, emit: Emit) -> Any:
+def _call(ctx: Any, operands: Sequence[Any], choice: _Choice, params: dict[str, Any], emit: Emit) -> Any:
     plan = choice.decision.plan
     assert plan is not None  # the caller has a kernel
-    values, avals = take(ctx, choice.way, operands)
+    repacker = Repacker(params["device"], params["emulate"] != "off", plan.pdl)
+    values, avals = take(ctx, choice.way, operands, repacker.emit)
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
     return emit(ctx.replace(avals_in=avals), values, choice.decision)
@@ -158,7 +166,7 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
 
 
 def attributes(decision: Decision) -> dict[str, Any]:
-    """The custom call's attributes; docs/architecture.md, "The custom call"."""
+    """The custom call's attributes; docs/architecture.md, "The custom calls"."""
     plan, entry = decision.plan, decision.entry
     assert plan is not None and entry is not None  # the caller has a kernel
     variant, tile = entry.variant, entry.variant.tile

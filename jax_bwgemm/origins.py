@@ -9,6 +9,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+# Operations that XLA's loop fusion computes element by element. An operand that a constant makes is folded.
+_FUSIBLE = {
+    "abs", "add", "and", "atan2", "bitcast_convert", "broadcast_in_dim", "cbrt", "ceil", "clamp", "compare", "complex",
+    "concatenate", "constant", "convert", "cosine", "count_leading_zeros", "divide", "dynamic_slice", "exponential",
+    "exponential_minus_one", "floor", "gather", "imag", "iota", "is_finite", "log", "log_plus_one", "logistic",
+    "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "popcnt", "power", "real", "reduce_precision",
+    "remainder", "reverse", "round_nearest_afz", "round_nearest_even", "rsqrt", "select", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh",
+    "transpose", "xor",
+}  # fmt: skip
 _LEADING_ONLY = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
 
 
@@ -28,6 +38,18 @@ def before_transpose(value: Any) -> Any | None:
     return op.operands[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None
 
 
+def is_fusible(value: Any) -> bool:
+    """Whether XLA can compute `value` inside an operation that reads it once: it is made by elementwise arithmetic or
+    by moving elements. Else it lies in memory: an argument, what a product, a library, a loop or another device made,
+    or a slice without a gap of one of these.
+    """
+    op = _defining_op(value)
+    while op is not None and (op.name == "func.call" or _keeps_order(op)):
+        value = _result_in_callee(op, value) if op.name == "func.call" else op.operands[0]
+        op = _defining_op(value)
+    return op is not None and (op.name.startswith("chlo.") or op.name.removeprefix("stablehlo.") in _FUSIBLE)
+
+
 def slice_step_bytes(value: Any, item_bytes: int) -> int:
     """A number of bytes that divides the offset of `value` in the array that it is a slice (of a slice) of; 0 if it is
     no slice.
@@ -45,6 +67,31 @@ def slice_step_bytes(value: Any, item_bytes: int) -> int:
             step = math.gcd(step, *_moving(strides, shape, op.results[0].type.shape))
         op = _defining_op(op.operands[0])
     return step
+
+
+def _keeps_order(op: Any) -> bool:
+    """A reshape, or a slice without a gap: nothing is moved, a pointer says it all."""
+    if op.name not in (*_LEADING_ONLY, "stablehlo.slice", "stablehlo.dynamic_slice"):
+        return False
+    shape, part = op.operands[0].type.shape, op.results[0].type.shape
+    if op.name in _LEADING_ONLY:
+        return math.prod(shape) == math.prod(part)
+    if op.name == "stablehlo.slice" and any(stride != 1 for stride in op.attributes["strides"]):
+        return False
+    first = next((i for i, size in enumerate(part) if size != 1), len(part))  # the slowest that has several elements
+    return list(shape[first + 1 :]) == list(part[first + 1 :])
+
+
+def _result_in_callee(call: Any, value: Any) -> Any:
+    """Where the function that `call` calls makes `value`, one of its results."""
+    module = call
+    while module.parent is not None:
+        module = module.parent
+    name = call.attributes["callee"].value
+    named = (op for op in module.regions[0].blocks[0] if "sym_name" in op.attributes)
+    function = next(op for op in named if op.attributes["sym_name"].value == name)
+    returned = list(function.regions[0].blocks[0])[-1]
+    return returned.operands[list(call.results).index(value)]
 
 
 def _moving(strides: Sequence[int], shape: Sequence[int], sliced: Sequence[int]) -> list[int]:

@@ -23,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from jax_bwgemm.kernels import build
-    from jax_bwgemm.kernels.catalog import catalogue
+    from jax_bwgemm.kernels.catalog import catalogue, repacks
 
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
     start = time.monotonic()
-    variants = build.select(catalogue(_targets(args.arch)), args.only)
+    targets = _targets(args.arch)
+    variants = build.select([*catalogue(targets), *repacks(targets)], args.only)
     with progress_bar("kernels") as progress:
         report = build.build(variants, args.out, args.jobs, progress)
     seconds = time.monotonic() - start

@@ -15,10 +15,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, write_manifest
+from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, RepackEntry, write_manifest
 from jax_bwgemm.kernels import worker
-from jax_bwgemm.kernels.worker import Failure
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.kernels.worker import Failure, Kernel, Result
 
 DSL = "nvidia-cutlass-dsl"
 BATCH = 16  # kernels that one start of the disassembler serves; more would make the progress bar jump
@@ -30,13 +29,13 @@ _NOT_SOURCES = ("catalog.py",)  # which variants ship changes no kernel
 class Report:
     """What one build did. `num_kept` were up to date."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | RepackEntry, ...]
     failures: tuple[Failure, ...]
     num_built: int
     num_kept: int
 
 
-def select(variants: Iterable[Variant], pattern: str | None) -> list[Variant]:
+def select(variants: Iterable[Kernel], pattern: str | None) -> list[Kernel]:
     """Those whose name matches the glob; ValueError if there are none."""
     chosen = [variant for variant in variants if pattern is None or fnmatch.fnmatch(variant.name, pattern)]
     if not chosen:
@@ -45,7 +44,7 @@ def select(variants: Iterable[Variant], pattern: str | None) -> list[Variant]:
 
 
 def build(
-    variants: Sequence[Variant],
+    variants: Sequence[Kernel],
     out: Path,
     jobs: int | None = None,
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
@@ -55,11 +54,11 @@ def build(
     dsl, source = dsl_version(), source_sha256()
     current = up_to_date(out, source)
     stale = [variant for variant in variants if variant.name not in current]
-    built: dict[str, Entry] = {}
+    built: dict[str, Entry | RepackEntry] = {}
     failures: list[Failure] = []
     try:
         for results in _run(_batches(stale, jobs or _num_cpus()), out, source, jobs or _num_cpus()):
-            built |= {result.name: result for result in results if isinstance(result, Entry)}
+            built |= {result.name: result for result in results if not isinstance(result, Failure)}
             failures += [result for result in results if isinstance(result, Failure)]
             progress(len(built) + len(failures), len(stale))
     finally:
@@ -70,10 +69,10 @@ def build(
     return Report(entries, tuple(failures), len(built), len(variants) - len(stale))
 
 
-def up_to_date(out: Path, source: str) -> dict[str, Entry]:
+def up_to_date(out: Path, source: str) -> dict[str, Entry | RepackEntry]:
     """The entries of `out` that were built from these sources and whose files are whole."""
     try:
-        entries = Manifest.load(out).entries
+        entries = Manifest.load(out).kernels
     except ManifestError:
         return {}
     return {name: entry for name, entry in entries.items() if entry.source_sha256 == source and _is_whole(out, entry)}
@@ -90,7 +89,7 @@ def remove_strangers(out: Path, names: set[str]) -> None:
 def source_sha256() -> str:
     """Of everything that a kernel's bytes follow from: our sources that the compiler runs, and the compiler."""
     digest = hashlib.sha256(dsl_version().encode())
-    rooms = [_PACKAGE / f"{room}.py" for room in ("arch", "problem", "tile", "variant")]
+    rooms = [_PACKAGE / f"{room}.py" for room in ("arch", "problem", "repack", "tile", "variant")]
     for path in sorted((_PACKAGE / "kernels").glob("*.py")) + rooms:
         if path.name not in _NOT_SOURCES:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -106,7 +105,7 @@ def dsl_version() -> str:
         ) from None
 
 
-def _is_whole(out: Path, entry: Entry) -> bool:
+def _is_whole(out: Path, entry: Entry | RepackEntry) -> bool:
     cubin = out / f"{entry.name}.cubin"
     if not cubin.exists() or not (out / f"{entry.name}.ptx.gz").exists():
         return False
@@ -117,16 +116,16 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _batches(variants: Sequence[Variant], jobs: int) -> list[list[Variant]]:
+def _batches(variants: Sequence[Kernel], jobs: int) -> list[list[Kernel]]:
     """Batches of one target, small enough that every process gets one."""
     size = max(1, min(BATCH, -(-len(variants) // jobs)))
-    by_target: dict[str, list[Variant]] = {}
+    by_target: dict[str, list[Kernel]] = {}
     for variant in variants:
         by_target.setdefault(variant.target, []).append(variant)
     return [own[i : i + size] for own in by_target.values() for i in range(0, len(own), size)]
 
 
-def _run(batches: list[list[Variant]], out: Path, source: str, jobs: int) -> Iterable[list[Entry | Failure]]:
+def _run(batches: list[list[Kernel]], out: Path, source: str, jobs: int) -> Iterable[list[Result]]:
     if not batches:
         return
     spawn = multiprocessing.get_context("spawn")  # never threads: the compiler's context belongs to a thread
@@ -139,7 +138,7 @@ def _run(batches: list[list[Variant]], out: Path, source: str, jobs: int) -> Ite
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _results(future: concurrent.futures.Future[list[Entry | Failure]], batch: list[Variant]) -> list[Entry | Failure]:
+def _results(future: concurrent.futures.Future[list[Result]], batch: list[Kernel]) -> list[Result]:
     try:
         return future.result()
     except Exception as error:  # the process died, or a tool is missing: every variant of the batch is named

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, TARGETS, family
+from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, k_tile
 from jax_bwgemm.variant import Variant, why_not_variant
 
@@ -100,6 +101,11 @@ ROWS = {
 def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
     """Every variant of every target. A dtype that a target's tensor cores lack is left out; else all must be legal."""
     return [variant for target in targets for row in ROWS[family(target)] for variant in _of_row(row, target)]
+
+
+def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:
+    """Every repack of every target."""
+    return [Repack(*fields) for fields in itertools.product(targets, KINDS, ELEMENT_BYTES)]
 
 
 def _of_row(row: Row, target: str) -> Iterator[Variant]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.artifacts import Param
 from jax_bwgemm.kernels import sass
 from jax_bwgemm.kernels.cubin import Facts
+from jax_bwgemm.repack import Repack
 from jax_bwgemm.variant import Variant, why_not_variant
 
 if TYPE_CHECKING:
@@ -16,27 +16,35 @@ if TYPE_CHECKING:
 _MAX_ALIGN_BYTES = 64  # of a CUtensorMap; every smaller leaf is aligned to its own size
 
 
-def why_refused(variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str, int]) -> str | None:
+class Leaf(NamedTuple):
+    """One leaf of a parameter block; `offset` and `size` in bytes."""
+
+    kind: str
+    offset: int
+    size: int
+
+
+def why_refused(variant: Variant | Repack, compiled: Compiled, facts: Facts, counts: dict[str, int]) -> str | None:
     """None if the kernel is what `variant` and `compiled` say of it, else the first reason why not."""
     return (
-        why_not_variant(variant)
+        (why_not_variant(variant) if isinstance(variant, Variant) else None)
         or _why_not_resources(variant, compiled, facts)
         or sass.why_broken(counts, variant)
         or _why_not_params(compiled, facts)
     )
 
 
-def lay_out(leaves: tuple[tuple[str, int], ...]) -> tuple[Param, ...]:
+def lay_out(leaves: tuple[tuple[str, int], ...]) -> tuple[Leaf, ...]:
     """(kind, size) in kernel order -> where each leaf lies in the block that the launcher packs: natural alignment."""
     params, end = [], 0
     for kind, size in leaves:
         offset = end + -end % min(size, _MAX_ALIGN_BYTES)
-        params.append(Param(kind, offset, size))
+        params.append(Leaf(kind, offset, size))
         end = offset + size
     return tuple(params)
 
 
-def _why_not_resources(variant: Variant, compiled: Compiled, facts: Facts) -> str | None:
+def _why_not_resources(variant: Variant | Repack, compiled: Compiled, facts: Facts) -> str | None:
     if facts.stack_bytes:
         return f"a kernel requires no stack (no spills), got {facts.stack_bytes} bytes"
     if facts.entry != compiled.entry:

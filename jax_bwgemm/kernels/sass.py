@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jax_bwgemm.arch import family
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
+from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import sharing_ctas
 from jax_bwgemm.variant import Variant
 
@@ -27,6 +28,7 @@ COUNTED = {
         "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
         "LDTM", "STL", "LDL",
     ),
+    "repack": ("LDG.128", "STG.128", "STS", "LDS.128", "STL", "LDL"),
 }  # fmt: skip
 _MMA = {"hopper": ("HGMMA", "QGMMA", "IGMMA"), "blackwell": ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
 _CODE_ALIGN_BYTES = 128
@@ -48,29 +50,35 @@ def disassemble(codes: Sequence[bytes], target: str) -> list[list[str]]:
     return opcodes
 
 
-def count(opcodes: Sequence[str], target: str) -> dict[str, int]:
+def count(opcodes: Sequence[str], kernel: Variant | Repack) -> dict[str, int]:
     """How often each of COUNTED occurs. "UTMALDG.2CTA" counts every UTMALDG with that modifier among its own."""
     parts = collections.Counter(frozenset((f"={o.split('.')[0]}", *o.split(".")[1:])) for o in opcodes)
     counts = {}
-    for name in COUNTED[family(target)]:
+    for name in COUNTED["repack" if isinstance(kernel, Repack) else family(kernel.target)]:
         base, *modifiers = name.split(".")
         counts[name] = sum(num for part, num in parts.items() if part >= {f"={base}", *modifiers})
     return counts
 
 
-def why_broken(counts: dict[str, int], variant: Variant) -> str | None:
-    """None if the instructions are those that the variant promises, else one sentence."""
-    for name in promised(variant):
+def why_broken(counts: dict[str, int], kernel: Variant | Repack) -> str | None:
+    """None if the instructions are those that the kernel promises, else one sentence."""
+    for name in promised(kernel):
         if not counts[name]:
-            return f"{variant.tile} on {variant.target} requires {name} instructions, got none"
+            return f"{kernel.name} requires {name} instructions, got none"
+    if isinstance(kernel, Variant) and (reason := _why_not_paired(counts, kernel)):
+        return reason
+    for name in ("STL", "LDL"):
+        if counts[name]:
+            return f"a kernel requires no local memory (no spills), got {counts[name]} {name} instructions"
+    return None
+
+
+def _why_not_paired(counts: dict[str, int], variant: Variant) -> str | None:
     if variant.tile.cta_group == 2:
         loads = () if variant.has_residual else ("UTMALDG",)  # each CTA of a pair loads a residual for itself
         for name in (mma_opcode(variant), "UTCBAR", *loads):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
-    for name in ("STL", "LDL"):
-        if counts[name]:
-            return f"a kernel requires no local memory (no spills), got {counts[name]} {name} instructions"
     return None
 
 
@@ -82,12 +90,14 @@ def mma_opcode(variant: Variant) -> str:
     return quarter if variant.a_dtype in FP8_DTYPES else half
 
 
-def promised(variant: Variant) -> list[str]:
-    """Instructions that its kernel must have."""
-    tile = variant.tile
-    by_threads = "STG.128" if variant.c_major == "n" else "STG"
-    names = [mma_opcode(variant), "UTMALDG", "UTMASTG" if variant.store == "tma" else by_threads]
-    if family(variant.target) == "blackwell":
+def promised(kernel: Variant | Repack) -> list[str]:
+    """Instructions that it must have."""
+    if isinstance(kernel, Repack):
+        return ["LDG.128", "STG.128", *(["STS", "LDS.128"] if kernel.kind == "transpose" else [])]
+    tile = kernel.tile
+    by_threads = "STG.128" if kernel.c_major == "n" else "STG"
+    names = [mma_opcode(kernel), "UTMALDG", "UTMASTG" if kernel.store == "tma" else by_threads]
+    if family(kernel.target) == "blackwell":
         names += ["LDTM", "UTCBAR"]
     if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:
         names.append("UTMALDG.MULTICAST")

@@ -13,11 +13,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jax_bwgemm.artifacts import Entry, TmaFacts
+from jax_bwgemm.artifacts import Entry, Param, RepackEntry, TmaFacts
 from jax_bwgemm.kernels import refusals, sass
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
+from jax_bwgemm.repack import Repack
 from jax_bwgemm.variant import Variant, why_not_variant
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ class Failure:
     reason: str
 
 
-def build_batch(variants: Sequence[Variant], out: Path, source_sha256: str) -> list[Entry | Failure]:
+Kernel = Variant | Repack
+Result = Entry | RepackEntry | Failure
+
+
+def build_batch(variants: Sequence[Kernel], out: Path, source_sha256: str) -> list[Result]:
     """Compiles, checks and writes `variants`, all of one target; one result each."""
     gc.disable()  # the DSL makes millions of short-lived objects: 0.61 s a kernel instead of 0.66, one core
-    results: list[Entry | Failure] = []
-    good: list[tuple[Variant, Compiled, Facts]] = []
+    results: list[Result] = []
+    good: list[tuple[Kernel, Compiled, Facts]] = []
     for variant in variants:
         try:
             compiled = _compile(variant)
@@ -46,24 +51,27 @@ def build_batch(variants: Sequence[Variant], out: Path, source_sha256: str) -> l
     codes = [facts.text for _, _, facts in good]
     opcodes = sass.disassemble(codes, variants[0].target) if good else []
     for (variant, compiled, facts), own in zip(good, opcodes, strict=True):
-        results.append(_finish(variant, compiled, facts, sass.count(own, variant.target), out, source_sha256))
+        results.append(_finish(variant, compiled, facts, sass.count(own, variant), out, source_sha256))
     gc.collect()
     return results
 
 
-def _compile(variant: Variant) -> Compiled:
-    if reason := why_not_variant(variant):
+def _compile(variant: Kernel) -> Compiled:
+    if isinstance(variant, Variant) and (reason := why_not_variant(variant)):
         raise ValueError(reason)
     from jax_bwgemm.kernels.compile import compile_variant
+    from jax_bwgemm.kernels.repack import compile_repack
 
     # CuTeDSL names dump files after argument types: kernels that share a directory overwrite each other's.
     with tempfile.TemporaryDirectory(prefix="jax_bwgemm_build_") as dump_dir:
+        if isinstance(variant, Repack):
+            return compile_repack(variant, Path(dump_dir))
         return compile_variant(variant, Path(dump_dir))
 
 
 def _finish(
-    variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str, int], out: Path, source_sha256: str
-) -> Entry | Failure:
+    variant: Kernel, compiled: Compiled, facts: Facts, counts: dict[str, int], out: Path, source_sha256: str
+) -> Result:
     reason = refusals.why_refused(variant, compiled, facts, counts)
     if reason:
         return Failure(variant.name, reason)
@@ -72,24 +80,31 @@ def _finish(
     return _entry(variant, compiled, facts, counts, source_sha256)
 
 
-def _entry(variant: Variant, compiled: Compiled, facts: Facts, counts: dict[str, int], source_sha256: str) -> Entry:
-    params = refusals.lay_out(compiled.params)
+def _entry(
+    variant: Kernel, compiled: Compiled, facts: Facts, counts: dict[str, int], source_sha256: str
+) -> Entry | RepackEntry:
+    common: dict[str, Any] = {
+        "entry": compiled.entry,
+        "num_threads": compiled.num_threads,
+        "smem_bytes": compiled.smem_bytes,
+        "registers": facts.registers,
+        "spill_bytes": facts.stack_bytes,
+        "sass": counts,
+        "ptxas": facts.ptxas,
+        "cubin_sha256": hashlib.sha256(compiled.cubin).hexdigest(),
+        "source_sha256": source_sha256,
+    }
+    if isinstance(variant, Repack):
+        return RepackEntry(repack=variant, **common)
+    params = [Param(*leaf) for leaf in refusals.lay_out(compiled.params)]
     return Entry(
         variant=variant,
-        entry=compiled.entry,
-        num_threads=compiled.num_threads,
-        smem_bytes=compiled.smem_bytes,
         num_stages=compiled.num_stages,
         tmem_cols=compiled.tmem_cols,
-        params=params,
+        params=tuple(params),
         param_bytes=params[-1].offset + params[-1].size,
         tma={operand: TmaFacts(*facts) for operand, facts in compiled.tma.items()},
-        registers=facts.registers,
-        spill_bytes=facts.stack_bytes,
-        sass=counts,
-        ptxas=facts.ptxas,
-        cubin_sha256=hashlib.sha256(compiled.cubin).hexdigest(),
-        source_sha256=source_sha256,
+        **common,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import jax
 import pytest
-from fake_artifacts import catalogue, write_fake_artifacts
+from fake_artifacts import catalogue, repacks, write_fake_artifacts
 
 jax.config.update("jax_num_cpu_devices", 4)  # for shard_map; takes effect when the backend starts
 
@@ -20,9 +21,17 @@ def _catalogue_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def artifacts_dir(_catalogue_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A catalogue whose kernels can be planned and lowered for, but not launched."""
+    """A catalogue whose kernels can be planned and lowered for, but not launched. It has no repacks."""
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(_catalogue_dir))
     return _catalogue_dir
+
+
+@pytest.fixture
+def repacks_dir(artifacts_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The repacks beside that catalogue."""
+    write_fake_artifacts(tmp_path, repacks())
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{artifacts_dir}{os.pathsep}{tmp_path}")
+    return tmp_path
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, family
-from jax_bwgemm.artifacts import PARAM_KINDS, Entry, Param, TmaFacts, write_manifest
+from jax_bwgemm.artifacts import PARAM_KINDS, Entry, Param, RepackEntry, TmaFacts, write_manifest
+from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.tile import SHIPPED_TILES, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
 from jax_bwgemm.variant import STORES, Variant, tma_boxes, why_not_variant
 
@@ -51,6 +52,21 @@ def fake_entry(variant: Variant) -> Entry:
     )
 
 
+def fake_repack(repack: Repack) -> RepackEntry:
+    return RepackEntry(
+        repack=repack,
+        entry="repack_symbol",
+        num_threads=NUM_THREADS,
+        smem_bytes=repack.smem_bytes,
+        registers=48,
+        spill_bytes=0,
+        sass={"LDG.128": 8},
+        ptxas="12.9.83",
+        cubin_sha256=hashlib.sha256(repack.name.encode()).hexdigest(),
+        source_sha256="0" * 64,
+    )
+
+
 def _params(variant: Variant) -> tuple[Param, ...]:
     """Each leaf on its own alignment, in the order of `PARAM_KINDS`."""
     absent = {"c" if variant.store == "tma" else "tma_c"}
@@ -67,7 +83,7 @@ def _params(variant: Variant) -> tuple[Param, ...]:
     return tuple(params)
 
 
-def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry]) -> None:
+def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry | RepackEntry]) -> None:
     entries = list(entries)
     for entry in entries:
         (directory / f"{entry.name}.cubin").write_bytes(entry.name.encode())
@@ -78,6 +94,10 @@ def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[Entry]:
     """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
     other dtypes without one. All that is legal of it."""
     return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
+
+
+def repacks(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[RepackEntry]:
+    return [fake_repack(Repack(*fields)) for fields in itertools.product(targets, KINDS, ELEMENT_BYTES)]
 
 
 def _variants(targets: Iterable[str]) -> Iterator[Variant]:

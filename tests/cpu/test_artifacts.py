@@ -7,10 +7,11 @@ import os
 import pathlib
 
 import pytest
-from fake_artifacts import fake_entry, write_fake_artifacts
+from fake_artifacts import fake_entry, fake_repack, write_fake_artifacts
 
 from jax_bwgemm import artifacts
-from jax_bwgemm.artifacts import Entry, Manifest, ManifestError
+from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, RepackEntry
+from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
@@ -18,6 +19,7 @@ THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 
 RESIDUAL = Variant("sm_100a", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), "bias_relu_residual")
 VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), "scale_bias")
 ALL = (VARIANT, THREADS, RESIDUAL)
+REPACK = Repack("sm_90a", "transpose", 1)
 
 
 def variant(fields, name=VARIANT.name):
@@ -26,7 +28,7 @@ def variant(fields, name=VARIANT.name):
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    write_fake_artifacts(tmp_path, map(fake_entry, ALL))
+    write_fake_artifacts(tmp_path, [*map(fake_entry, ALL), fake_repack(REPACK)])
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     return tmp_path
 
@@ -45,6 +47,9 @@ def test_round_trip(directory):
     assert manifest.cutlass_dsl == "0.0.0"
     for entry in map(fake_entry, ALL):
         assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    repack = fake_repack(REPACK)
+    assert manifest.repacks == {REPACK.name: repack} and set(manifest.kernels) == {v.name for v in (*ALL, REPACK)}
+    assert RepackEntry.from_json(json.loads(json.dumps(repack.to_json()))) == repack
 
 
 def test_only_operands_of_tma_have_tma_facts():
@@ -70,7 +75,7 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 2, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 3, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
@@ -89,6 +94,10 @@ def test_written_atomically_and_sorted(tmp_path):
         (lambda f: variant(f).pop("store"), r"variant sm_90a_\S+ requires the key 'store'"),
         (lambda f: variant(f).update(c_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_knm_"),
         (lambda f: variant(f).update(a_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_mnn_"),
+        (lambda f: f.pop("repacks"), r"requires the key 'repacks', got none"),
+        (lambda f: f["repacks"][0].pop("kind"), r"repack sm_90a_transpose_8bit requires the key 'kind'"),
+        (lambda f: f["repacks"][0].update(tile={}), r"repack sm_90a_transpose_8bit requires no key 'tile'"),
+        (lambda f: f["repacks"][0].update(kind="pad"), r"its fields require the name sm_90a_pad_8bit"),
     ],
 )
 def test_refused(directory, change, message):
@@ -111,6 +120,9 @@ def test_no_manifest(no_artifacts):
 
 def test_find(directory):
     assert artifacts.find(VARIANT) == fake_entry(VARIANT)
+    assert artifacts.find(REPACK) == fake_repack(REPACK)
+    other = Repack("sm_100a", "pad", 2)
+    assert artifacts.find(other).startswith(f"no cubin {other.name} in {directory}; run")
     absent = Variant("sm_90a", "float16", "float16", "float32", "k", "n", Tile(128, 256))
     assert artifacts.find(absent).startswith(f"no cubin {absent.name} in {directory}; run")
 
@@ -171,3 +183,5 @@ def test_verify(directory):
     assert "requires sha256" in artifacts.verify(directory)[0]
     path.unlink()
     assert "missing" in artifacts.verify(directory)[0]
+    (directory / f"{REPACK.name}.cubin").unlink()
+    assert len(artifacts.verify(directory)) == 2

@@ -18,9 +18,10 @@ import pytest
 from jax_bwgemm.arch import TARGETS
 from jax_bwgemm.artifacts import Entry, Manifest, Param, TmaFacts, verify, write_manifest
 from jax_bwgemm.kernels import build, refusals, sass, worker
-from jax_bwgemm.kernels.catalog import catalogue
+from jax_bwgemm.kernels.catalog import catalogue, repacks
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
 from jax_bwgemm.kernels.worker import Failure
+from jax_bwgemm.repack import PARAMS, Repack
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile
 from jax_bwgemm.variant import Variant
 
@@ -60,7 +61,7 @@ def refuse(
     of: Variant | None = None,
 ) -> str | None:
     of = of or variant()
-    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of.target))  # type: ignore[arg-type]
+    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of))  # type: ignore[arg-type]
 
 
 def test_a_good_kernel_is_not_refused() -> None:
@@ -106,6 +107,30 @@ def test_refused_by_the_instructions(of: Variant, opcodes: list[str], sentence: 
     pytest.raises(ValueError, _raise, reason).match(sentence)
 
 
+FLIP, FLIP_SASS = Repack("sm_90a", "transpose", 1), ["LDG.E.128", "STS", "BAR.SYNC", "LDS.128", "STG.E.128", "EXIT"]
+FLIP_FACTS = Facts("gemm_0", 53, 0, 256, ((0, 8), (8, 8), (16, 4), (20, 4), (24, 4)), b"", "12.9.83")
+
+
+@pytest.mark.parametrize(
+    ("facts", "opcodes", "sentence"),
+    [
+        ({}, FLIP_SASS, None),
+        ({}, [o for o in FLIP_SASS if "LDG" not in o], "sm_90a_transpose_8bit requires LDG.128 instructions, got none"),
+        ({}, ["LDG.E.64" if "LDG" in o else o for o in FLIP_SASS], "requires LDG.128 instructions, got none"),
+        ({}, [o for o in FLIP_SASS if o != "STS"], "requires STS instructions, got none"),
+        ({}, [*FLIP_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
+        ({"stack_bytes": 8}, FLIP_SASS, r"no stack \(no spills\), got 8 bytes"),
+        ({"params": FLIP_FACTS.params[:4]}, FLIP_SASS, "requires 5 leaves, got 4"),
+        ({"num_threads": 128}, FLIP_SASS, "requires 256 threads a CTA, got 128"),
+    ],
+)
+def test_a_repack_is_refused(facts: dict[str, Any], opcodes: list[str], sentence: str | None) -> None:
+    compiled = FakeCompiled(params=PARAMS, num_threads=256, smem_bytes=FLIP.smem_bytes)
+    counts = sass.count(opcodes, FLIP)
+    reason = refusals.why_refused(FLIP, compiled, dataclasses.replace(FLIP_FACTS, **facts), counts)  # type: ignore[arg-type]
+    assert reason is None if sentence is None else re.search(sentence, reason or "")
+
+
 def _raise(reason: str) -> None:
     raise ValueError(reason)
 
@@ -130,6 +155,12 @@ def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     assert {tile.cluster_ctas for tile in built - shipped} == {4, 8, 16}  # the multicast clusters
 
 
+def test_every_target_has_every_repack() -> None:
+    names = [repack.name for repack in repacks(TARGETS)]
+    assert len(set(names)) == 18 and not set(names) & {v.name for v in catalogue(TARGETS)}
+    assert "sm_103a_pad_32bit" in names and "sm_90a_transpose_8bit" in names
+
+
 def test_only_is_a_glob_on_names() -> None:
     chosen = build.select(catalogue(["sm_100a"]), "*_knn_*cta2*_identity")
     assert chosen and all(v.tile.cta_group == 2 and v.b_major == "n" for v in chosen)
@@ -140,7 +171,7 @@ def test_only_is_a_glob_on_names() -> None:
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
     compiled = FakeCompiled(cubin=of.name.encode())
     facts = dataclasses.replace(FACTS, entry=compiled.entry)
-    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of.target), out, source)  # type: ignore[arg-type]
+    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of), out, source)  # type: ignore[arg-type]
     assert isinstance(entry, Entry)
     return entry
 
@@ -315,6 +346,24 @@ def test_real_kernels(real: Path) -> None:
         )
 
 
+def test_real_repacks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("needs nvidia-cutlass-dsl")
+    from jax_bwgemm.__main__ import main
+
+    command = ["build", "--arch", "sm_90a", "--only", "*_8bit", "--out", str(tmp_path)]
+    assert main(command) == 0 and verify(tmp_path) == []
+    manifest = Manifest.load(tmp_path)
+    assert (set(manifest.repacks), manifest.entries) == ({"sm_90a_pad_8bit", "sm_90a_transpose_8bit"}, {})
+    for entry in manifest.repacks.values():
+        assert (entry.num_threads, entry.smem_bytes) == (256, entry.repack.smem_bytes)
+        assert (
+            entry.sass["LDG.128"] == 8 and entry.sass["STG.128"] == 4
+        )  # two loads a chunk, of which one is a neighbour's
+        assert entry.registers <= 64  # four CTAs an SM
+    assert build.build(list(repacks(["sm_90a"]))[::3], tmp_path).num_kept == 2
+
+
 def test_instructions_of_a_pair(real: Path) -> None:
     """Per k step four MMAs and three loads (A; B in two 64-column boxes), every one of the pair's; eight boxes out."""
     entries = [e for e in Manifest.load(real).entries.values() if e.variant.target != "sm_90a"]
@@ -358,7 +407,7 @@ def test_the_disassembler_is_asked_once_for_many_kernels(real: Path, monkeypatch
     code = read_cubin((real / f"{entries[0].name}.cubin").read_bytes()).text
     first, second = sass.disassemble([code, code], "sm_100a")
     assert first == second
-    assert sass.count(first, "sm_100a") == entries[0].sass
+    assert sass.count(first, entries[0].variant) == entries[0].sass
 
 
 def test_no_disassembler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

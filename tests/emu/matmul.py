@@ -69,8 +69,8 @@ def run_matmul(
     max_clusters: int | None = None,
     raster_group: int = 8,
     raster_along_n: int = 0,
-    tail_parts: int = 1,
     schedule: Schedule | None = None,
+    tail_parts: int = 1,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
     """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n)."""

@@ -128,8 +128,9 @@ def test_an_epilogue_without_a_kernel(target: str, shape: tuple[int, int, int]) 
     m, k, n = shape
     a, b, residual = normal(0, m, k), normal(1, k, n), normal(2, m, n)
     f = jax.jit(functools.partial(matmul, emulate=target, activation="relu"))
-    (name,) = names(lambda: f(a, b, residual=residual))
+    *repacks, name = names(lambda: f(a, b, residual=residual))
     assert name.startswith(f"{target}_bf16_bf16_f32_knn_") and "_identity" in name
+    assert repacks == [f"{target}_pad_16bit"] * (n % 8 > 0)
     want = np.maximum(f64(a) @ f64(b), 0.0) + f64(residual)
     check(np.asarray(f(a, b, residual=residual)), want, "bfloat16")
 
@@ -157,12 +158,13 @@ def test_vmap_is_one_launch(axes: tuple[int | None, int | None]) -> None:
 
 
 @pytest.mark.parametrize("by", ["shard_map", "jit"])
-def test_sharded_operands(by: str) -> None:
+@pytest.mark.parametrize("k", [72, 70])
+def test_sharded_operands(by: str, k: int) -> None:
     """Callbacks of several devices at once; a compiled product whose operands XLA must gather first."""
     if len(jax.devices()) < 2:
         pytest.skip("needs several devices: collect tests/cpu too, which asks for 4")
     mesh, rows, whole = jax.make_mesh((2,), ("d",)), jax.P("d"), jax.P()
-    a, b = normal(0, 64, 72), normal(1, 72, 40)
+    a, b = normal(0, 64, k), normal(1, k, 40)
     f: Any = jax.shard_map(matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows) if by == "shard_map" else matmul
     out = jax.jit(f)(jax.device_put(a, jax.NamedSharding(mesh, rows)), b)
     check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
@@ -220,7 +222,9 @@ def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str
     with emulated.recorded() as runs:
         out = jax.jit(lambda x, y: f(x, y, dims))(*stored).block_until_ready()
     check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
-    assert runs[0].name.split("_")[5] == f"{majors}n" and runs[0].name.endswith("_threads")
+    assert runs[-1].name.split("_")[5] == f"{majors}n" and runs[-1].name.endswith("_threads")
+    contiguous = (k if majors[0] == "k" else m, k if majors[1] == "k" else n)
+    assert [made.name for made in runs[:-1]] == ["sm_100a_pad_16bit"] * sum(size % 8 > 0 for size in contiguous)
 
 
 @pytest.mark.parametrize("shape", [(8, 264, 136), (5, 136, 70), (64, 128, 64)], ids=str)
@@ -233,8 +237,9 @@ def test_swapped_operands(shape: tuple[int, int, int], monkeypatch: pytest.Monke
     m, n, k = shape
     a, b = normal(0, m, k), normal(1, k, n)
     monkeypatch.setattr(decision, "plan", swapping)
-    (name,) = names(lambda: jax.jit(lambda a, b: matmul(a, b))(a, b))
+    *repacks, name = names(lambda: jax.jit(lambda a, b: matmul(a, b))(a, b))
     assert "_mkm_" in name
+    assert repacks == ["sm_100a_pad_16bit"] * ((k % 8 > 0) + (n % 8 > 0))
     check(np.asarray(jax.jit(lambda a, b: matmul(a, b))(a, b)), f64(a) @ f64(b), "bfloat16")
 
 

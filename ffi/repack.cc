@@ -1,0 +1,119 @@
+#include "repack.h"
+
+#include <utility>
+
+#include "stats.h"
+
+namespace jbw {
+namespace {
+
+// Kernels count rows and columns from the first of a tile: what a tile may reach beyond them must be an int32 too.
+constexpr int64_t kMaxTile = 128;
+
+Status CheckAttributes(const JbwRepackRequest& request) {
+  const int32_t bytes = request.element_bytes;
+  if (bytes != 1 && bytes != 2 && bytes != 4) {
+    return InvalidArgument("`element_bytes` requires 1, 2 or 4, got ", bytes);
+  }
+  if (request.num_ctas < 1) return InvalidArgument("`num_ctas` requires at least 1, got ", request.num_ctas);
+  if (request.num_threads < 1 || request.num_threads > 1024) {
+    return InvalidArgument("`num_threads` requires 1..1024, got ", request.num_threads);
+  }
+  if (request.smem_bytes < 0) return InvalidArgument("`smem_bytes` requires at least 0, got ", request.smem_bytes);
+  if (request.pdl < 0 || request.pdl > 1) return InvalidArgument("`pdl` requires 0 or 1, got ", request.pdl);
+  return {};
+}
+
+Status CheckBuffer(const char* name, const JbwBuffer& buffer, int32_t element_bytes) {
+  if (buffer.rank != 3) return InvalidArgument("`", name, "` requires a buffer of rank 3, got rank ", buffer.rank);
+  if (DtypeBytes(buffer.dtype) == element_bytes) return {};
+  return InvalidArgument("`", name, "` requires elements of ", element_bytes, " bytes, got XLA FFI dtype ",
+                         buffer.dtype);
+}
+
+// The result is what the kernel writes to its last byte, and the kernel can count it.
+Status CheckSizes(const JbwRepackRequest& request, const JbwBuffer& source, const JbwBuffer& out) {
+  JBW_RETURN_IF_ERROR(CheckBuffer("source", source, request.element_bytes));
+  JBW_RETURN_IF_ERROR(CheckBuffer("out", out, request.element_bytes));
+  for (int64_t size : source.dims) {
+    if (size < 1 || size > kInt32Max - kMaxTile) {
+      return InvalidArgument("`source` requires sizes of 1..", kInt32Max - kMaxTile, ", got ", size);
+    }
+  }
+  if (source.dtype != out.dtype) {
+    return InvalidArgument("`out` requires the dtype of `source`, XLA FFI dtype ", source.dtype, ", got ", out.dtype);
+  }
+  const int64_t slow = source.dims[request.is_transpose ? 2 : 1], inner = source.dims[request.is_transpose ? 1 : 2];
+  const int64_t step = kAlignBytes / request.element_bytes, row_chunks = (inner + step - 1) / step;
+  if (out.dims[0] != source.dims[0] || out.dims[1] != slow || out.dims[2] != row_chunks * step) {
+    return InvalidArgument("`out` requires shape (", source.dims[0], ", ", slow, ", ", row_chunks * step, "), got (",
+                           out.dims[0], ", ", out.dims[1], ", ", out.dims[2], ")");
+  }
+  if (source.dims[0] > kInt32Max / slow || source.dims[0] * slow > kInt32Max / row_chunks) {
+    return InvalidArgument("`out` requires at most ", kInt32Max, " chunks of ", kAlignBytes, " bytes, got ",
+                           source.dims[0], " x ", slow, " x ", row_chunks);
+  }
+  return {};
+}
+
+Status CheckAligned(const char* name, const void* pointer, int32_t align_bytes) {
+  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(align_bytes) == 0) return {};
+  return InvalidArgument("`", name, "` requires a pointer aligned to ", align_bytes, " bytes, got ", pointer,
+                         ": compile with xla_gpu_enable_dynamic_slice_fusion=False");
+}
+
+}  // namespace
+
+Status RepackCall::Create(const KernelSpec& spec, const JbwRepackRequest& request, std::unique_ptr<RepackCall>* call) {
+  JBW_RETURN_IF_ERROR(CheckAttributes(request));
+  if (request.source.rank >= 0) JBW_RETURN_IF_ERROR(CheckSizes(request, request.source, request.out));
+  Kernel* kernel;
+  JBW_RETURN_IF_ERROR(CubinCache::Global().Find(spec, &kernel));
+  call->reset(new RepackCall(kernel, request));
+  return {};
+}
+
+bool RepackCall::IsReady(int device) const {
+  return device >= 0 && device < kMaxDevices && kernel_->max_active_clusters(device) > 0 &&
+         sizes_.load(std::memory_order_acquire);
+}
+
+Status RepackCall::Initialize(int device, const JbwRepackRequest& buffers) {
+  JBW_RETURN_IF_ERROR(kernel_->Prepare(device));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (owned_) return {};
+  JBW_RETURN_IF_ERROR(CheckSizes(request_, buffers.source, buffers.out));
+  const int64_t* dims = buffers.source.dims;
+  owned_ = std::make_unique<const Sizes>(
+      Sizes{static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]), static_cast<int32_t>(dims[2])});
+  sizes_.store(owned_.get(), std::memory_order_release);
+  return {};
+}
+
+Status RepackCall::Execute(int device, cuda::Stream stream, const void* source, void* out) const {
+  ExecuteTimer timer;
+  if (!IsReady(device)) return Internal("Execute requires an Initialize on the same device, got none on ", device);
+  const cuda::Driver* driver;
+  JBW_RETURN_IF_ERROR(cuda::GetDriver(&driver));
+  JBW_RETURN_IF_ERROR(CheckAligned("source", source, request_.element_bytes));
+  JBW_RETURN_IF_ERROR(CheckAligned("out", out, kAlignBytes));
+  Sizes sizes = *sizes_.load(std::memory_order_acquire);
+  void* params[] = {&source, &out, &sizes.batch, &sizes.rows, &sizes.cols};
+  cuda::LaunchAttribute attribute = {};
+  attribute.id = cuda::kLaunchAttributeProgrammaticStreamSerialization;
+  attribute.value.programmatic_stream_serialization = 1;
+  const cuda::LaunchConfig config = {{static_cast<uint32_t>(request_.num_ctas), 1, 1},
+                                     {static_cast<uint32_t>(request_.num_threads), 1, 1},
+                                     static_cast<uint32_t>(request_.smem_bytes),
+                                     stream,
+                                     &attribute,
+                                     static_cast<uint32_t>(request_.pdl)};
+  timer.BeforeLaunch();
+  const cuda::Result result = driver->cuLaunchKernelEx(&config, kernel_->function(), params, nullptr);
+  timer.AfterLaunch();
+  if (result == cuda::kSuccess) return {};
+  return Internal("the launch of `", kernel_->spec().variant, "` requires success, got ", driver->ErrorText(result),
+                  " on device ", device, ": the cause may be an earlier kernel on this device");
+}
+
+}  // namespace jbw

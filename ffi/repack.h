@@ -1,0 +1,57 @@
+// One call site of a repack through its stages, as call.h has those of a product: created, readied on a device,
+// launched. What the XLA handler and the C ABI both run; knows no XLA.
+#ifndef JAX_BWGEMM_REPACK_H_
+#define JAX_BWGEMM_REPACK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "cubin_cache.h"
+#include "operands.h"
+#include "status.h"
+
+extern "C" {
+
+// One custom call: its buffers (rank -1: shapes come later) and its attributes. A kernel works on what its buffers'
+// sizes say, whatever `num_ctas`: too few leave a part of the result as it was.
+struct JbwRepackRequest {
+  JbwBuffer source, out;
+  int32_t is_transpose, element_bytes, num_ctas, num_threads, smem_bytes, pdl;
+};
+
+}  // extern "C"
+
+namespace jbw {
+
+class RepackCall {
+ public:
+  // Checks everything that attributes can tell, and shapes too if `request` has any; finds the cubin. Needs no driver.
+  static Status Create(const KernelSpec& spec, const JbwRepackRequest& request, std::unique_ptr<RepackCall>* call);
+
+  bool IsReady(int device) const;
+
+  // Loads the kernel. `buffers`' two buffers are read, not its attributes.
+  Status Initialize(int device, const JbwRepackRequest& buffers);
+
+  // Enqueues the kernel on `stream`. No allocation, no lock, no module load, no synchronisation.
+  Status Execute(int device, cuda::Stream stream, const void* source, void* out) const;
+
+ private:
+  struct Sizes {
+    int32_t batch, rows, cols;  // of the source, as the kernel takes them
+  };
+
+  RepackCall(Kernel* kernel, const JbwRepackRequest& request) : kernel_(kernel), request_(request) {}
+
+  Kernel* const kernel_;
+  const JbwRepackRequest request_;
+  std::mutex mutex_;
+  std::unique_ptr<const Sizes> owned_;           // guarded by mutex_
+  std::atomic<const Sizes*> sizes_ = {nullptr};  // the same, to read without a lock; no device changes them
+};
+
+}  // namespace jbw
+
+#endif  // JAX_BWGEMM_REPACK_H_

@@ -1,0 +1,391 @@
+"""Which operands are repacked, and by what: sizes and grids, StableHLO for CUDA, what `explain` says, the handler."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_artifacts import fake_repack
+from test_cuda_launch import (  # noqa: F401 - fixtures
+    CUBIN,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    OK,
+    STREAM,
+    VARIANT,
+    KernelNames,
+    Machine,
+    fake_driver,
+    machine,
+    pytestmark,
+)
+from test_lowering import calls, hlo, majors, matmul
+from test_lowering import struct as array
+
+import jax_bwgemm
+from jax_bwgemm import ffi
+from jax_bwgemm.repack import CHUNKS_PER_THREAD, INT32_MAX, NUM_THREADS, Repack
+
+FP8 = "float8_e4m3fn"
+PAD, FLIP = Repack("sm_90a", "pad", 2), Repack("sm_90a", "transpose", 1)
+
+
+def repacks(text: str) -> list[dict[str, str]]:
+    """The attributes of our repacks, as text, with the operand and result types under "types"."""
+    found = []
+    for line in text.splitlines():
+        if "@jax_bwgemm_repack_v1" in line:
+            fields = dict(re.findall(r'(\w+) = ("[^"]*"|[^,{}]+)', line)) | {"types": line.rsplit(" : ", 1)[1]}
+            found.append({name: value.strip('"') for name, value in fields.items()})
+    return found
+
+
+def num_pads(text: str) -> tuple[int, int]:
+    """(ours, XLA's)."""
+    return len(repacks(text)), text.count("stablehlo.pad")
+
+
+@pytest.mark.parametrize(
+    "kind, element_bytes, shape, out, num_ctas",
+    [
+        ("pad", 1, (2, 3, 17), (2, 3, 32), 1),
+        ("pad", 2, (1, 4095, 4093), (1, 4095, 4096), -(-4095 * 512 // (NUM_THREADS * CHUNKS_PER_THREAD))),
+        ("pad", 4, (1, 1, 4), (1, 1, 4), 1),
+        ("transpose", 1, (3, 129, 257), (3, 257, 144), 3 * 2 * 3),
+        ("transpose", 2, (1, 128, 64), (1, 64, 128), 1),
+        ("transpose", 4, (1, 128, 65), (1, 65, 128), 3),
+    ],
+)
+def test_shapes_and_grids(kind, element_bytes, shape, out, num_ctas):
+    repack = Repack("sm_90a", kind, element_bytes)
+    assert repack.why_not(shape) is None
+    assert (repack.out_shape(shape), repack.num_ctas(shape)) == (out, num_ctas)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (1, 1, INT32_MAX), (2**16, 2**16, 1), (1, INT32_MAX - 128, 9)])
+def test_what_a_repack_cannot_count(shape):
+    assert re.search(r"requires sizes of 1\.\.\d+ and at most \d+ chunks of 16 bytes, got ", PAD.why_not(shape))
+
+
+def test_attributes(repacks_dir):
+    text = hlo(lambda a, b: matmul(a, b, tile="128x256x64_cta1_cluster2x1"), array(512, 250), array(250, 1001))
+    a, b = repacks(text)
+    entry = fake_repack(PAD)
+    want = {
+        "variant": "sm_90a_pad_16bit",
+        "entry": "repack_symbol",
+        "target": "sm_90a",
+        "cubin_sha256": entry.cubin_sha256,
+        "kind": "pad",
+        "element_bytes": "2 : i32",
+        "num_ctas": "16 : i32",
+        "num_threads": "256 : i32",
+        "smem_bytes": "0 : i32",
+        "pdl": calls(text)[0]["pdl"],
+    }
+    assert {name: a.get(name) for name in want} == want
+    config = next(line for line in text.splitlines() if "@jax_bwgemm_repack_v1" in line)
+    assert set(re.findall(r"(\w+) = ", re.search(r"mhlo.backend_config = \{(.*?)\}", config)[1])) == set(want)
+    assert a["types"] == "(tensor<1x512x250xbf16>) -> tensor<1x512x256xbf16>"
+    assert b["types"] == "(tensor<1x250x1001xbf16>) -> tensor<1x250x1008xbf16>"
+    assert calls(text)[0]["types"].startswith("(tensor<1x512x256xbf16>, tensor<1x250x1008xbf16>)")
+    assert "stablehlo.pad" not in text
+
+
+X, W, SQUARE = array(512, 250), array(250, 1024), array(250, 250)
+
+
+def looped(x, w):
+    return jax.lax.scan(lambda c, v: (matmul(c, v), None), x, w)[0]
+
+
+@pytest.mark.parametrize(
+    "f, shapes, ours, xlas",
+    [
+        (matmul, (X, W), 1, 0),
+        (lambda x, w: matmul(x[None], w)[0], (X, W), 1, 0),
+        (lambda x, w: matmul(x * 2, w), (X, W), 0, 1),
+        (lambda x, w: matmul(x.astype(jnp.bfloat16), w), (array(512, 250, dtype="float32"), W), 0, 1),
+        (lambda x, w: matmul(jax.nn.relu(x), w), (X, W), 0, 1),  # a function of its own
+        (lambda x, w: matmul(jax.jit(lambda x: x)(x), w), (X, W), 1, 0),  # of which nothing but the name is known
+        (lambda x, w: matmul(matmul(x, x.T)[:, :250] + 1, w), (X, W), 1, 1),
+        (lambda x, w: matmul(jnp.dot(x, jnp.ones((250, 250), x.dtype)), w), (X, W), 1, 0),
+        (lambda x, w: matmul(x[3:300], w), (X, W), 1, 0),  # rows that lie together
+        (lambda x, w: matmul(x[:, 3:33], w[:30]), (X, W), 0, 1),
+        (lambda x, w: matmul(x[::2], w), (X, W), 0, 1),
+        (lambda x, w: matmul(jnp.ones_like(x), w), (X, W), 0, 1),
+        (lambda x, w: matmul(jnp.concatenate([x, x]), w), (X, W), 0, 1),
+        (looped, (X, array(6, 250, 250)), 2, 0),
+    ],
+)
+def test_who_pads(repacks_dir, f, shapes, ours, xlas):
+    """We do what lies in memory, XLA what it can make with its zeros."""
+    assert num_pads(hlo(f, *shapes)) == (ours, xlas)
+
+
+def test_an_unaligned_slice_is_repacked_from_where_it_is(repacks_dir):
+    flat = array(250 * 64 + 8)
+    text = hlo(lambda x, p: matmul(x, p[3 : 3 + 250 * 63].reshape(250, 63)), array(8, 250), flat)
+    assert num_pads(text) == (2, 0) and "optimization_barrier" not in text
+
+
+def test_without_repacks_xla_pads(artifacts_dir):
+    assert num_pads(hlo(matmul, X, W)) == (0, 1)
+
+
+def test_what_a_repack_cannot_count_is_xlas(repacks_dir):
+    text = hlo(functools.partial(matmul, out_dtype=jnp.float32), array(1, 2**31 - 2), array(2**31 - 2, 8))
+    assert num_pads(text) == (0, 1) and len(calls(text)) == 1
+
+
+def fp8(*shape):
+    return array(*shape, dtype=FP8)
+
+
+def fp8_matmul(a, b, **options):
+    return matmul(a, b, out_dtype=jnp.bfloat16, **options)
+
+
+@pytest.mark.parametrize("dtype, out", [(FP8, "bfloat16"), ("int8", "int32")])
+def test_hopper_gets_bytes_k_major(repacks_dir, dtype, out):
+    """Also with the tile of the user, who need not know."""
+    for tile in (None, "128x128x128_cta1_cluster1x1"):
+        f = functools.partial(matmul, out_dtype=out, tile=tile)
+        text = hlo(f, array(512, 250, dtype=dtype), array(250, 1001, dtype=dtype))
+        pad, flip = repacks(text)
+        element = {FP8: "f8E4M3FN", "int8": "i8"}[dtype]
+        assert (pad["kind"], flip["kind"], flip["smem_bytes"]) == ("pad", "transpose", "16384 : i32")
+        assert flip["types"] == f"(tensor<1x250x1001x{element}>) -> tensor<1x1001x256x{element}>"
+        assert flip["num_ctas"] == "16 : i32"
+        assert majors(text) == ["kk"] and "stablehlo.transpose" not in text and "dot_general" not in text
+
+
+@pytest.mark.parametrize(
+    "f, shapes, kinds",
+    [
+        (lambda x, w: fp8_matmul(x, w.T), (fp8(512, 256), fp8(1024, 256)), []),
+        (fp8_matmul, (fp8(512, 256), fp8(256, 1024)), ["transpose"]),
+        (lambda x, w: fp8_matmul(x.T, w.T), (fp8(256, 512), fp8(1024, 256)), []),  # x.T as it is given: XLA's
+        (lambda x, w: fp8_matmul(x, (w * 2).astype(FP8)), (fp8(512, 256), fp8(256, 1024)), ["transpose"]),
+        (lambda x, w: fp8_matmul(x.T, w), (fp8(256, 512), fp8(256, 1024)), ["transpose"]),
+    ],
+)
+def test_no_more_is_transposed_than_must_be(repacks_dir, f, shapes, kinds):
+    text = hlo(f, *shapes)
+    assert [repack["kind"] for repack in repacks(text)] == kinds
+    assert majors(text) == ["kk"]
+    assert "(tensor<1x512x256xf8E4M3FN>, tensor<1x1024x256xf8E4M3FN>)" in calls(text)[0]["types"]
+
+
+def test_blackwell_reads_any_major(repacks_dir):
+    f = functools.partial(jax_bwgemm.matmul, out_dtype=jnp.bfloat16, device="b200", on_fallback="error")
+    assert repacks(hlo(f, fp8(512, 256), fp8(256, 1024))) == []
+    pads = repacks(hlo(f, fp8(512, 256), fp8(256, 1001)))
+    assert [(repack["variant"], repack["types"]) for repack in pads] == [
+        ("sm_100a_pad_8bit", "(tensor<1x256x1001xf8E4M3FN>) -> tensor<1x256x1008xf8E4M3FN>")
+    ]
+
+
+def test_without_repacks_bytes_that_are_not_k_major_are_xlas(artifacts_dir):
+    with pytest.raises(jax_bwgemm.FallbackError, match="sm_90a requires both operands k-major for 1-byte dtypes"):
+        hlo(fp8_matmul, fp8(512, 256), fp8(256, 1024))
+
+
+def test_gradients_of_float8(repacks_dir):
+    """The forward product is repacked; those of the gradients have two bytes, widened, which XLA pads as it does so."""
+
+    def pullback(x, w, ct):
+        out, back = jax.vjp(fp8_matmul, x, w)
+        return out, back(ct)
+
+    text = hlo(pullback, fp8(512, 250), fp8(250, 1024), array(512, 1024))
+    assert sorted(repack["kind"] for repack in repacks(text)) == ["pad", "transpose"]
+    assert sorted(majors(text)) == ["kk", "kk", "mn"] and "dot_general" not in text
+    assert num_pads(text)[1] == 1
+
+
+def test_an_epilogue_that_is_xlas(repacks_dir):
+    w, residual = array(256, 1024, dtype="float8_e5m2"), array(512, 1024)
+    text = hlo(lambda x, w, r: fp8_matmul(x, w, residual=r), fp8(512, 256), w, residual)
+    assert [repack["kind"] for repack in repacks(text)] == ["transpose"] and majors(text) == ["kk"]
+    assert calls(text)[0]["types"].endswith("tensor<1x512x1024xf32>") and "stablehlo.add" in text
+    told = str(jax_bwgemm.explain(fp8(512, 256), w, device="h200", out_dtype=jnp.bfloat16, residual=residual))
+    assert "XLA:   the epilogue, residual of a float32 product: a residual requires a Blackwell" in told
+    assert "first: b from n-major to k-major by sm_90a_transpose_8bit" in told
+
+
+def test_under_vmap_and_in_shard_map(repacks_dir):
+    text = hlo(jax.vmap(fp8_matmul), fp8(3, 512, 256), fp8(3, 256, 1024))
+    assert [repack["types"] for repack in repacks(text)] == [
+        "(tensor<3x256x1024xf8E4M3FN>) -> tensor<3x1024x256xf8E4M3FN>"
+    ]
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = {"in_specs": (jax.P("x"), jax.P(None, "y")), "out_specs": jax.P("x", "y")}
+    text = hlo(jax.shard_map(fp8_matmul, mesh=mesh, **specs), fp8(64, 30), fp8(30, 66))
+    assert [repack["types"] for repack in repacks(text)] == [
+        "(tensor<1x32x30xf8E4M3FN>) -> tensor<1x32x32xf8E4M3FN>",
+        "(tensor<1x30x33xf8E4M3FN>) -> tensor<1x33x32xf8E4M3FN>",
+    ]
+
+
+def test_explained(repacks_dir):
+    text = str(jax_bwgemm.explain(X, W, device="h200"))
+    assert "first: a padded by sm_90a_pad_16bit, or by XLA together with what makes it" in text
+    text = str(jax_bwgemm.explain(fp8(4096, 4096), fp8(4096, 8190), device="h200", out_dtype="bfloat16"))
+    assert re.search(r"runs sm_90a_e4m3_e4m3_bf16_kkn_\S+_identity_threads, whose cubin", text)
+    assert re.search(r"first: b from n-major to k-major by sm_90a_transpose_8bit, predicted as \d+\.\d us on top", text)
+    assert "XLA:" not in text
+    assert "first:" not in str(jax_bwgemm.explain(fp8(64, 64), fp8(64, 64), device="b200", out_dtype="bfloat16"))
+
+
+def test_explained_without_repacks(artifacts_dir):
+    assert "first: a padded by XLA\n" in f"{jax_bwgemm.explain(X, W, device='h200')}\n"
+    text = str(jax_bwgemm.explain(fp8(64, 64), fp8(64, 64), device="h200", out_dtype="bfloat16"))
+    assert "runs XLA's dot_general, because sm_90a requires both operands k-major" in text
+
+
+SOURCE, OUT = 0x7F0000000006, 0x7F0000200010
+
+
+class Request(ctypes.Structure):
+    _fields_ = [
+        ("source", ffi.Buffer),
+        ("out", ffi.Buffer),
+        *((name, ctypes.c_int32) for name in ("is_transpose", "element_bytes", "num_ctas")),
+        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "pdl")),
+    ]
+
+
+def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), **fields) -> Request:
+    repack = Repack("sm_90a", kind, np.dtype(jnp.dtype(dtype)).itemsize)
+    defaults = {
+        "source": ffi.Buffer.of(dtype, shape),
+        "out": ffi.Buffer.of(dtype, repack.out_shape(shape)),
+        "is_transpose": int(kind == "transpose"),
+        "element_bytes": repack.element_bytes,
+        "num_ctas": repack.num_ctas(shape),
+        "num_threads": NUM_THREADS,
+        "smem_bytes": repack.smem_bytes,
+    }
+    return Request(**defaults | fields)
+
+
+def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ctypes.c_void_p]:  # noqa: F811
+    known = {"variant": VARIANT, "entry": "kernel_entry", "target": "sm_90a"}
+    known["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
+    packed = KernelNames(**{name: value.encode() for name, value in (known | names).items()})
+    call = ctypes.c_void_p()
+    function = machine.library.jbw_repack_call_create
+    return *machine._status(function, ctypes.byref(packed), ctypes.byref(asked), ctypes.byref(call)), call
+
+
+def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: int = 0) -> tuple[int, str]:  # noqa: F811
+    return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(asked))
+
+
+def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:  # noqa: F811
+    pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, source, out)]
+    return machine._status(machine.library.jbw_repack_call_execute, call, device, *pointers)
+
+
+def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:  # noqa: F811
+    code, sentence, call = create(machine, asked)
+    assert (code, sentence) == (OK, "")
+    machine.driver.fake_params((ctypes.c_size_t * 5)(8, 8, 4, 4, 4), ctypes.c_size_t(5))
+    assert initialize(machine, call, asked) == (OK, "")
+    return call
+
+
+@pytest.mark.parametrize(
+    "asked, num_ctas, smem_bytes",
+    [(request(pdl=1), 1, 0), (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384)],
+    ids=["pad", "transpose"],
+)
+def test_a_launch(machine, asked, num_ctas, smem_bytes):  # noqa: F811
+    call = ready(machine, asked)
+    before = machine.library.jbw_execute_count()
+    assert execute(machine, call) == (OK, "")
+    launch = machine.launch()
+    assert (list(launch.grid), list(launch.block)) == ([num_ctas, 1, 1], [NUM_THREADS, 1, 1])
+    assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.pdl)
+    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 28)
+    assert struct.unpack_from("<2Q3i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims)
+    assert machine.library.jbw_execute_count() == before + 1
+    machine.library.jbw_repack_call_destroy(call)
+
+
+def test_a_second_device(machine):  # noqa: F811
+    asked = request()
+    call = ready(machine, asked)
+    assert execute(machine, call, device=1)[0] == INTERNAL
+    assert initialize(machine, call, asked, device=1) == (OK, "")
+    assert execute(machine, call, device=1) == (OK, "")
+    assert machine.calls("cuLibraryLoadData") == 1
+
+
+BF16_BUFFER = functools.partial(ffi.Buffer.of, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"element_bytes": 3}, "`element_bytes` requires 1, 2 or 4, got 3"),
+        ({"element_bytes": 4}, "`source` requires elements of 4 bytes, got XLA FFI dtype 16"),
+        ({"num_ctas": 0}, "`num_ctas` requires at least 1, got 0"),
+        ({"num_threads": 2048}, "`num_threads` requires 1..1024, got 2048"),
+        ({"smem_bytes": -1}, "`smem_bytes` requires at least 0, got -1"),
+        ({"pdl": 2}, "`pdl` requires 0 or 1, got 2"),
+        ({"source": ffi.Buffer(16, 2)}, "`source` requires a buffer of rank 3, got rank 2"),
+        ({"source": BF16_BUFFER((0, 1, 1))}, "`source` requires sizes of 1..2147483519, got 0"),
+        ({"source": BF16_BUFFER((1, 1, 2**31 - 1))}, "`source` requires sizes of 1..2147483519, got 2147483647"),
+        ({"out": ffi.Buffer.of("float16", (2, 100, 40))}, "requires the dtype of `source`, XLA FFI dtype 16, got 10"),
+        ({"out": BF16_BUFFER((2, 100, 48))}, r"`out` requires shape \(2, 100, 40\), got \(2, 100, 48\)"),
+        ({"out": BF16_BUFFER((1, 100, 40))}, r"`out` requires shape \(2, 100, 40\), got \(1, 100, 40\)"),
+        ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104\), got \(2, 100, 40\)"),
+        (
+            {"source": BF16_BUFFER((2**16, 2**16, 1)), "out": BF16_BUFFER((2**16, 2**16, 8))},
+            "`out` requires at most 2147483647 chunks of 16 bytes, got 65536 x 65536 x 1",
+        ),
+    ],
+)
+def test_refused(machine, fields, sentence):  # noqa: F811
+    code, message, _ = create(machine, request(**fields))
+    assert code == INVALID_ARGUMENT and re.search(sentence, message)
+    if "source" in fields or "out" in fields:  # the same where XLA shows no buffers until later
+        later = request(**fields)
+        later.source.rank = later.out.rank = -1
+        code, message, call = create(machine, later)
+        assert (code, message) == (OK, "")
+        code, message = initialize(machine, call, request(**fields))
+        assert code == INVALID_ARGUMENT and re.search(sentence, message)
+        assert execute(machine, call)[0] == INTERNAL
+
+
+def test_alignment(machine):  # noqa: F811
+    """The source's elements, the result's 16 bytes."""
+    call = ready(machine, request())
+    code, sentence = execute(machine, call, source=SOURCE + 1)
+    assert code == INVALID_ARGUMENT and "`source` requires a pointer aligned to 2 bytes, got 0x7f0000000007" in sentence
+    code, sentence = execute(machine, call, out=OUT + 8)
+    assert code == INVALID_ARGUMENT and "`out` requires a pointer aligned to 16 bytes" in sentence
+    assert machine.calls("cuLaunchKernelEx") == 0
+
+
+def test_a_cubin_that_is_not_there(machine):  # noqa: F811
+    code, sentence, _ = create(machine, request(), variant="sm_90a_pad_16bit")
+    assert code == FAILED_PRECONDITION and "requires sm_90a_pad_16bit.cubin in an artifact directory" in sentence
+
+
+def test_a_failing_launch(machine):  # noqa: F811
+    call = ready(machine, request())
+    machine.driver.fake_fail(b"cuLaunchKernelEx", 700)
+    code, sentence = execute(machine, call)
+    assert code == INTERNAL and f"the launch of `{VARIANT}` requires success" in sentence

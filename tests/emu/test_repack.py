@@ -1,0 +1,183 @@
+"""The repack kernels against NumPy, byte by byte: every kind and element size, edge sizes, any start, poisoned results.
+
+The emulator faults on an access outside the source or the result, on a race and on a missing grid wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes  # noqa: F401 - registers float8 with NumPy
+import numpy as np
+import pytest
+
+import jax_bwgemm
+from jax_bwgemm import artifacts, emulated
+from jax_bwgemm.arch import TARGETS
+from jax_bwgemm.emulator import Counters, Fault, Launch, Memory, Schedule, memory, parse, run
+from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
+from tests.emu import shipped
+
+SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)
+SHAPES = [(1 + i % 3, rows, SIZES[(3 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
+SHAPES += [(1, 1000, 9), (1, 9, 1000), (2, 129, 129), (1, 65, 1000), (3, 1, 1), (5, 1, 128), (1, 1000, 127)]
+ALL = [Repack("sm_90a", kind, size) for kind, size in itertools.product(KINDS, ELEMENT_BYTES)]
+POISON = 0xA5
+
+
+def built(repack: Repack) -> artifacts.RepackEntry:
+    entry = artifacts.find(repack)
+    if isinstance(entry, str):
+        pytest.skip(entry)
+    return entry
+
+
+def expected(repack: Repack, source: np.ndarray) -> np.ndarray:
+    moved = source if repack.kind == "pad" else source.swapaxes(1, 2)
+    behind = -moved.shape[2] % (16 // repack.element_bytes)
+    return np.pad(moved, ((0, 0), (0, 0), (0, behind)))
+
+
+def random_source(repack: Repack, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+    """Any bytes."""
+    octets = np.random.default_rng(seed).integers(0, 256, (*shape, repack.element_bytes), np.uint8)
+    return octets.view(f"u{repack.element_bytes}")[..., 0]
+
+
+def launched(
+    repack: Repack,
+    source: np.ndarray,
+    start: int = 0,
+    schedule: Schedule | None = None,
+    edit: tuple[str, str] = ("", ""),
+    extra_ctas: int = 0,
+) -> tuple[np.ndarray, Counters]:
+    """The result for a source that starts `start` elements behind a multiple of 256 bytes."""
+    entry = built(repack)
+    text = shipped.ptx(entry.name)
+    assert edit[0] in text
+    shape = repack.out_shape(source.shape)
+    out = np.full((*shape, source.itemsize), POISON, np.uint8).view(source.dtype)[..., 0]
+    space = Memory()
+    addresses = space.register(source, "source", start * source.itemsize), space.register(out, "out")
+    grid = (repack.num_ctas(source.shape) + extra_ctas, 1, 1)
+    launch = Launch(grid, (NUM_THREADS, 1, 1), (*addresses, *source.shape), smem_bytes=entry.smem_bytes)
+    counters = run(parse(text.replace(*edit)), launch, space, schedule, demand_grid_wait=True)
+    return out, counters
+
+
+@pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
+def test_against_numpy(repack: Repack) -> None:
+    rng = np.random.default_rng(repack.element_bytes)
+    for i, shape in enumerate(SHAPES):
+        source = random_source(repack, shape, i)
+        start = int(rng.integers(16 // repack.element_bytes))
+        out, _ = launched(repack, source, start, Schedule.standard(i)[i % len(Schedule.standard(i))])
+        np.testing.assert_array_equal(out, expected(repack, source), f"{repack.name} {shape} from element {start}")
+
+
+@pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
+def test_every_start(repack: Repack) -> None:
+    """Of the 16 bytes that an aligned load reads, with rows that shift it again."""
+    for start in range(16 // repack.element_bytes):
+        source = random_source(repack, (2, 70, 19), start)
+        np.testing.assert_array_equal(launched(repack, source, start)[0], expected(repack, source))
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_other_targets(target: str) -> None:
+    for repack in (Repack(target, kind, size) for kind, size in itertools.product(KINDS, ELEMENT_BYTES)):
+        source = random_source(repack, (2, 129, 65))
+        np.testing.assert_array_equal(launched(repack, source, 1)[0], expected(repack, source))
+
+
+@pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
+def test_ctas_without_work_touch_nothing(repack: Repack) -> None:
+    source = random_source(repack, (2, 33, 35))
+    np.testing.assert_array_equal(launched(repack, source, 1, extra_ctas=9)[0], expected(repack, source))
+
+
+def test_a_transpose_without_its_barrier_is_a_race() -> None:
+    repack = Repack("sm_90a", "transpose", 1)
+    with pytest.raises(Fault) as caught:
+        launched(repack, random_source(repack, (1, 128, 128)), edit=("bar.sync \t0;", ""))
+    assert caught.value.rule in ("race", "uninitialised-read")
+
+
+@pytest.mark.parametrize("repack", ALL[3:], ids=lambda repack: repack.name)
+def test_shared_memory_is_accessed_without_bank_conflicts(repack: Repack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each 128 bytes of an access, a quarter warp's where lanes have 16, lie in 32 different banks."""
+    wavefronts: list[tuple[int, int]] = []
+
+    def noting(note: Any, w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+        words = (offsets[:, None] + np.arange(0, size, 4)) // 4
+        parts = words.reshape(-1, 128 // size, size // 4)
+        wavefronts.extend((len(np.unique(part)), np.bincount(np.unique(part) % 32).max()) for part in parts)
+        note(w, cta, offsets, size)
+
+    for name in ("note_read", "note_write"):
+        monkeypatch.setattr(memory, name, functools.partial(noting, getattr(memory, name)))
+    launched(repack, random_source(repack, (1, 128, 128 // repack.element_bytes)))
+    assert set(wavefronts) == {(32, 1)} and len(wavefronts) == 2 * 128 * 128 // 128
+
+
+def operand(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def product(f: Any, *operands: jax.Array) -> tuple[np.ndarray, list[str]]:
+    """The result and the names of the kernels that made it."""
+    with emulated.recorded() as runs:
+        out = np.asarray(jax.block_until_ready(f(*operands)), np.float64)
+    return out, [made.name for made in runs]
+
+
+def matmul(a: Any, b: Any, **options: Any) -> jax.Array:
+    return jax_bwgemm.matmul(a, b, emulate="sm_90a", on_fallback="error", **options)
+
+
+def skip_unless_built(*names: str) -> None:
+    kernels = [set(artifacts.Manifest.load(d).kernels) for d in artifacts.artifact_dirs()]
+    if missing := set(names) - set().union(*kernels):
+        pytest.skip(f"not built: {missing}")
+
+
+FP8 = "sm_90a_e4m3_e4m3_f32_kkn_128x128x128_cta1_cluster1x1_identity"
+PADS, FLIPS = ("sm_90a_pad_16bit", "sm_90a_pad_8bit"), ("sm_90a_transpose_8bit",)
+
+
+def test_unaligned_rows_are_padded_by_a_repack() -> None:
+    skip_unless_built(*PADS)
+    a, b = operand((2, 33, 37), "bfloat16", 0), operand((2, 37, 41), "bfloat16", 1)
+    out, names = product(functools.partial(matmul, out_dtype="float32"), a, b)
+    assert names[:2] == [PADS[0]] * 2 and len(names) == 3
+    np.testing.assert_allclose(out, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("majors, num_flips", [("kn", 1), ("mn", 2), ("mk", 1)])
+@pytest.mark.parametrize("k", [128, 130])
+def test_float8_of_any_major_on_hopper(majors: str, num_flips: int, k: int) -> None:
+    skip_unless_built(FP8, *PADS, *FLIPS)
+    a = operand((40, k) if majors[0] == "k" else (k, 40), "float8_e4m3fn", 2)
+    b = operand((k, 24) if majors[1] == "n" else (24, k), "float8_e4m3fn", 3)
+    dims = (((majors[0] == "k",), (majors[1] == "k",)), ((), ()))
+    f = functools.partial(jax_bwgemm.dot_general, dimension_numbers=dims, preferred_element_type=jnp.float32)
+    with jax_bwgemm.config(emulate="sm_90a", on_fallback="error"):
+        out, names = product(f, a, b)
+    assert names.count(FLIPS[0]) == num_flips
+    assert names.count(PADS[1]) == (k % 16 > 0) * (2 - num_flips)
+    x = np.asarray(a, np.float64) if majors[0] == "k" else np.asarray(a, np.float64).T
+    y = np.asarray(b, np.float64) if majors[1] == "n" else np.asarray(b, np.float64).T
+    np.testing.assert_allclose(out, x @ y, rtol=2e-3, atol=2e-2)
+
+
+def test_under_vmap_and_jit() -> None:
+    skip_unless_built(FP8, *FLIPS)
+    a, b = operand((3, 16, 64), "float8_e4m3fn", 4), operand((3, 64, 32), "float8_e4m3fn", 5)
+    out, names = product(jax.jit(jax.vmap(functools.partial(matmul, out_dtype="float32"))), a, b)
+    assert names.count(FLIPS[0]) == 1
+    np.testing.assert_allclose(out, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=2e-3, atol=2e-2)

@@ -1,0 +1,150 @@
+"""The repack kernels on the GPU, byte by byte against NumPy; and the products that need them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_bwgemm
+from jax_bwgemm import artifacts, ffi
+from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.decision import target_arch
+from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, Repack
+from jax_bwgemm.repacking import attributes
+
+ARCH = target_arch(None)
+TARGET = ARCH.target if isinstance(ARCH, Arch) else "sm_90a"
+ALL = [Repack(TARGET, kind, size) for kind, size in itertools.product(KINDS, ELEMENT_BYTES)]
+DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32"}
+SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1000)
+SHAPES = [(1 + i % 3, rows, SIZES[(4 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
+SHAPES += [(1, 4095, 4093), (2, 3, 50257), (1, 50257, 3), (70000, 1, 1), (3, 1021, 1031)]
+
+matmul = functools.partial(jax_bwgemm.matmul, on_fallback="error")
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(arch: Arch) -> None:
+    """Every test of this file runs our kernels."""
+    ffi.register(artifacts.artifact_dirs())
+
+
+def expected(repack: Repack, source: np.ndarray) -> np.ndarray:
+    moved = source if repack.kind == "pad" else source.swapaxes(1, 2)
+    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % (16 // repack.element_bytes))))
+
+
+@pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
+def test_against_numpy(repack: Repack) -> None:
+    """From the middle of a larger array, which XLA hands over as it is; into a result that held other bytes."""
+    entry = artifacts.find(repack)
+    assert not isinstance(entry, str), entry
+    unsigned = f"uint{8 * repack.element_bytes}"  # bytes that no conversion of a NaN changes
+    for i, shape in enumerate(SHAPES):
+        start, rng = i % (16 // repack.element_bytes), np.random.default_rng(i)
+        flat = rng.integers(0, 256, (start + int(np.prod(shape)) + 3) * repack.element_bytes, np.uint8).view(unsigned)
+        result = jax.ShapeDtypeStruct(repack.out_shape(shape), jnp.dtype(DTYPES[repack.element_bytes]))
+        call = jax.ffi.ffi_call(ffi.REPACK_NAME, result)
+
+        @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
+        def repacked(
+            flat: jax.Array, poison: jax.Array, call=call, shape=shape, start=start, dtype=result.dtype
+        ) -> jax.Array:
+            flat = jax.lax.bitcast_convert_type(flat, dtype)
+            return call(flat[start : start + int(np.prod(shape))].reshape(shape), **attributes(entry, shape, False))
+
+        poison = jnp.full(result.shape, 0x5A, result.dtype)
+        got = np.asarray(repacked(jnp.asarray(flat), poison)).view(unsigned)
+        source = flat[start : start + int(np.prod(shape))].reshape(shape)
+        np.testing.assert_array_equal(got, expected(repack, source), f"{repack.name} {shape} from element {start}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_bytes_than_an_int32_counts(kind: str) -> None:
+    """Against XLA's own pad and transpose, on the device."""
+    repack, shape = Repack(TARGET, kind, 1), (1, 50_000, 50_001)
+    entry = artifacts.find(repack)
+    assert not isinstance(entry, str), entry
+    call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(repack.out_shape(shape), jnp.uint8))
+    source = jax.random.bits(jax.random.key(0), shape, jnp.uint8)
+    moved = source if kind == "pad" else source.mT
+    behind = ((0, 0), (0, 0), (0, -moved.shape[2] % 16))
+    assert jnp.array_equal(call(source, **attributes(entry, shape, False)), jnp.pad(moved, behind))
+
+
+def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+
+
+def relative_error(got: jax.Array, a: jax.Array, b: jax.Array) -> float:
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    return float(np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 7, 9), (127, 129, 131), (1023, 1021, 1019), (4095, 65, 33)])
+def test_a_product_of_odd_sizes(m: int, n: int, k: int) -> None:
+    a, b = normal(0, m, k), normal(1, k, n)
+    before = ffi.execute_count()
+    out = jax.block_until_ready(jax.jit(matmul)(a, b))
+    assert ffi.execute_count() - before == 3  # both operands are repacked
+    assert relative_error(out, a, b) < 4e-3
+
+
+@pytest.mark.parametrize("dtypes", [("float8_e4m3fn", "float8_e4m3fn"), ("float8_e4m3fn", "float8_e5m2")])
+@pytest.mark.parametrize("k", [1024, 1000])
+def test_a_float8_product_with_n_major_b(dtypes: tuple[str, str], k: int) -> None:
+    assert isinstance(ARCH, Arch)
+    a, b = normal(0, 512, k, dtype=dtypes[0]), normal(1, k, 1040, dtype=dtypes[1])
+    before = ffi.execute_count()
+    out = jax.block_until_ready(jax.jit(functools.partial(matmul, out_dtype=jnp.bfloat16))(a, b))
+    repacks = int(k % 16 > 0) + int(family(ARCH.target) == "hopper")
+    assert ffi.execute_count() - before == 1 + repacks
+    assert relative_error(out, a, b) < 1e-2
+
+
+def test_int8_of_any_major_is_exact() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.integers(-128, 128, shape, np.int8)) for shape in ((300, 777), (777, 516)))
+    out = jax.jit(functools.partial(matmul, out_dtype=jnp.int32))(a, b)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(a, np.int64) @ np.asarray(b, np.int64))
+
+
+def test_a_chain_that_overlaps() -> None:
+    """Each product starts while the one before may still run: a repack must wait for what it reads."""
+    x, w = normal(0, 129, 129), normal(1, 129, 129) / 129**0.5
+
+    def chain(product, x, w):  # type: ignore[no-untyped-def]
+        for _ in range(20):
+            x = product(x, w)
+        return x
+
+    got, want = (np.asarray(jax.jit(chain, static_argnums=0)(f, x, w), np.float64) for f in (matmul, jnp.matmul))
+    assert np.linalg.norm(got - want) <= 0.05 * np.linalg.norm(want)
+    again = [np.asarray(jax.jit(chain, static_argnums=0)(matmul, x, w)).view(np.uint16) for _ in range(10)]
+    assert all(np.array_equal(again[0], other) for other in again)
+
+
+def test_a_command_buffer_captures_repacks() -> None:
+    """Eager, traced, then replayed: the third and fourth run execute no handler at all."""
+    function = jax.jit(matmul, compiler_options={"xla_gpu_graph_min_graph_size": 1})
+    a, b = normal(0, 512, 250), normal(1, 250, 512)
+    counts = []
+    for _ in range(4):
+        before = ffi.execute_count()
+        out = jax.block_until_ready(function(a, b))
+        counts.append(ffi.execute_count() - before)
+        assert relative_error(out, a, b) < 4e-3
+        del out  # the same output address again: a moved buffer is traced anew
+    assert counts == [2, 2, 0, 0]
+
+
+def test_gradients_of_odd_sizes() -> None:
+    a, b, ct = normal(0, 65, 33), normal(1, 33, 127), normal(2, 65, 127)
+    d_a, d_b = jax.jit(lambda a, b, ct: jax.vjp(matmul, a, b)[1](ct))(a, b, ct)
+    assert relative_error(d_a, ct, b.T) < 4e-3
+    assert relative_error(d_b, a.T, ct) < 4e-3
