@@ -345,10 +345,8 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
     if family(arch.target) == "hopper":
-        if dtype == "float32":
-            return "sm_90a requires operands of 1 or 2 bytes: its wgmma for TF32 is not built, got float32"
-        if DTYPE_BYTES[dtype] == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
-            rule = "both operands k-major for 1-byte dtypes (PTX ISA, wgmma.mma_async)"
+        if DTYPE_BYTES[dtype] != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
+            rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
             return f"sm_90a requires {rule}, got {problem.a_major!r} and {problem.b_major!r}"
     return None
 

@@ -74,6 +74,7 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk",)),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8), ("kk",)),
         Row((HOPPER_LARGE, SMALL), INT8, ("kk",)),
+        Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk",)),
     ),
     "blackwell": (
         Row(BLACKWELL_BASE, HALF),

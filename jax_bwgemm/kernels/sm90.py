@@ -62,6 +62,17 @@ def multiply_registers(warpgroups: int) -> int:
     return min(240, rest // warpgroups // 8 * 8)
 
 
+class MmaTf32Op(warpgroup.MmaF8Op):
+    """wgmma of k-major TF32, for which the DSL has no class: the one for 8 bits, whose layouts are the same bytes."""
+
+    def __init__(self, shape_mn: tuple[int, int]) -> None:
+        dtypes, majors = (cutlass.TFloat32, cutlass.TFloat32, Float32), (OperandMajorMode.K, OperandMajorMode.K)
+        super().__init__(*dtypes, (*shape_mn, 8), warpgroup.OperandSource.SMEM, *majors)
+
+    def _verify(self) -> None:
+        """The base class would refuse the dtypes."""
+
+
 class Sm90Gemm(Gemm):
     """One variant. Sizes are run-time parameters."""
 
@@ -78,6 +89,8 @@ class Sm90Gemm(Gemm):
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
     def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
+        if self.a_dtype is cutlass.TFloat32:
+            return cute.make_tiled_mma(cute.make_mma_atom(MmaTf32Op((64, self.tile.mma_n))), (warpgroups, 1, 1))
         return sm90.make_trivial_tiled_mma(
             self.a_dtype,
             self.b_dtype,
