@@ -1,37 +1,18 @@
-"""Which operands are repacked, and by what: sizes and grids, StableHLO for CUDA, what `explain` says, the handler."""
+"""Which operands are repacked, and by what: sizes and grids, StableHLO for CUDA, what `explain` says."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import hashlib
 import re
-import struct
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from fake_artifacts import fake_repack
-from test_cuda_launch import (  # noqa: F401 - fixtures
-    CUBIN,
-    FAILED_PRECONDITION,
-    INTERNAL,
-    INVALID_ARGUMENT,
-    OK,
-    STREAM,
-    VARIANT,
-    KernelNames,
-    Machine,
-    fake_driver,
-    machine,
-    pytestmark,
-)
 from test_lowering import calls, hlo, majors, matmul
 from test_lowering import struct as array
 
 import jax_bwgemm
-from jax_bwgemm import ffi
 from jax_bwgemm.repack import CHUNKS_PER_THREAD, INT32_MAX, NUM_THREADS, Repack
 
 FP8 = "float8_e4m3fn"
@@ -250,142 +231,3 @@ def test_explained_without_repacks(artifacts_dir):
     assert "first: a padded by XLA\n" in f"{jax_bwgemm.explain(X, W, device='h200')}\n"
     text = str(jax_bwgemm.explain(fp8(64, 64), fp8(64, 64), device="h200", out_dtype="bfloat16"))
     assert "runs XLA's dot_general, because sm_90a requires both operands k-major" in text
-
-
-SOURCE, OUT = 0x7F0000000006, 0x7F0000200010
-
-
-class Request(ctypes.Structure):
-    _fields_ = [
-        ("source", ffi.Buffer),
-        ("out", ffi.Buffer),
-        *((name, ctypes.c_int32) for name in ("is_transpose", "element_bytes", "num_ctas")),
-        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "pdl")),
-    ]
-
-
-def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), **fields) -> Request:
-    repack = Repack("sm_90a", kind, np.dtype(jnp.dtype(dtype)).itemsize)
-    defaults = {
-        "source": ffi.Buffer.of(dtype, shape),
-        "out": ffi.Buffer.of(dtype, repack.out_shape(shape)),
-        "is_transpose": int(kind == "transpose"),
-        "element_bytes": repack.element_bytes,
-        "num_ctas": repack.num_ctas(shape),
-        "num_threads": NUM_THREADS,
-        "smem_bytes": repack.smem_bytes,
-    }
-    return Request(**defaults | fields)
-
-
-def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ctypes.c_void_p]:  # noqa: F811
-    known = {"variant": VARIANT, "entry": "kernel_entry", "target": "sm_90a"}
-    known["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
-    packed = KernelNames(**{name: value.encode() for name, value in (known | names).items()})
-    call = ctypes.c_void_p()
-    function = machine.library.jbw_repack_call_create
-    return *machine._status(function, ctypes.byref(packed), ctypes.byref(asked), ctypes.byref(call)), call
-
-
-def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: int = 0) -> tuple[int, str]:  # noqa: F811
-    return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(asked))
-
-
-def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:  # noqa: F811
-    pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, source, out)]
-    return machine._status(machine.library.jbw_repack_call_execute, call, device, *pointers)
-
-
-def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:  # noqa: F811
-    code, sentence, call = create(machine, asked)
-    assert (code, sentence) == (OK, "")
-    machine.driver.fake_params((ctypes.c_size_t * 5)(8, 8, 4, 4, 4), ctypes.c_size_t(5))
-    assert initialize(machine, call, asked) == (OK, "")
-    return call
-
-
-@pytest.mark.parametrize(
-    "asked, num_ctas, smem_bytes",
-    [(request(pdl=1), 1, 0), (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384)],
-    ids=["pad", "transpose"],
-)
-def test_a_launch(machine, asked, num_ctas, smem_bytes):  # noqa: F811
-    call = ready(machine, asked)
-    before = machine.library.jbw_execute_count()
-    assert execute(machine, call) == (OK, "")
-    launch = machine.launch()
-    assert (list(launch.grid), list(launch.block)) == ([num_ctas, 1, 1], [NUM_THREADS, 1, 1])
-    assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.pdl)
-    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 28)
-    assert struct.unpack_from("<2Q3i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims)
-    assert machine.library.jbw_execute_count() == before + 1
-    machine.library.jbw_repack_call_destroy(call)
-
-
-def test_a_second_device(machine):  # noqa: F811
-    asked = request()
-    call = ready(machine, asked)
-    assert execute(machine, call, device=1)[0] == INTERNAL
-    assert initialize(machine, call, asked, device=1) == (OK, "")
-    assert execute(machine, call, device=1) == (OK, "")
-    assert machine.calls("cuLibraryLoadData") == 1
-
-
-BF16_BUFFER = functools.partial(ffi.Buffer.of, "bfloat16")
-
-
-@pytest.mark.parametrize(
-    "fields, sentence",
-    [
-        ({"element_bytes": 3}, "`element_bytes` requires 1, 2 or 4, got 3"),
-        ({"element_bytes": 4}, "`source` requires elements of 4 bytes, got XLA FFI dtype 16"),
-        ({"num_ctas": 0}, "`num_ctas` requires at least 1, got 0"),
-        ({"num_threads": 2048}, "`num_threads` requires 1..1024, got 2048"),
-        ({"smem_bytes": -1}, "`smem_bytes` requires at least 0, got -1"),
-        ({"pdl": 2}, "`pdl` requires 0 or 1, got 2"),
-        ({"source": ffi.Buffer(16, 2)}, "`source` requires a buffer of rank 3, got rank 2"),
-        ({"source": BF16_BUFFER((0, 1, 1))}, "`source` requires sizes of 1..2147483519, got 0"),
-        ({"source": BF16_BUFFER((1, 1, 2**31 - 1))}, "`source` requires sizes of 1..2147483519, got 2147483647"),
-        ({"out": ffi.Buffer.of("float16", (2, 100, 40))}, "requires the dtype of `source`, XLA FFI dtype 16, got 10"),
-        ({"out": BF16_BUFFER((2, 100, 48))}, r"`out` requires shape \(2, 100, 40\), got \(2, 100, 48\)"),
-        ({"out": BF16_BUFFER((1, 100, 40))}, r"`out` requires shape \(2, 100, 40\), got \(1, 100, 40\)"),
-        ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104\), got \(2, 100, 40\)"),
-        (
-            {"source": BF16_BUFFER((2**16, 2**16, 1)), "out": BF16_BUFFER((2**16, 2**16, 8))},
-            "`out` requires at most 2147483647 chunks of 16 bytes, got 65536 x 65536 x 1",
-        ),
-    ],
-)
-def test_refused(machine, fields, sentence):  # noqa: F811
-    code, message, _ = create(machine, request(**fields))
-    assert code == INVALID_ARGUMENT and re.search(sentence, message)
-    if "source" in fields or "out" in fields:  # the same where XLA shows no buffers until later
-        later = request(**fields)
-        later.source.rank = later.out.rank = -1
-        code, message, call = create(machine, later)
-        assert (code, message) == (OK, "")
-        code, message = initialize(machine, call, request(**fields))
-        assert code == INVALID_ARGUMENT and re.search(sentence, message)
-        assert execute(machine, call)[0] == INTERNAL
-
-
-def test_alignment(machine):  # noqa: F811
-    """The source's elements, the result's 16 bytes."""
-    call = ready(machine, request())
-    code, sentence = execute(machine, call, source=SOURCE + 1)
-    assert code == INVALID_ARGUMENT and "`source` requires a pointer aligned to 2 bytes, got 0x7f0000000007" in sentence
-    code, sentence = execute(machine, call, out=OUT + 8)
-    assert code == INVALID_ARGUMENT and "`out` requires a pointer aligned to 16 bytes" in sentence
-    assert machine.calls("cuLaunchKernelEx") == 0
-
-
-def test_a_cubin_that_is_not_there(machine):  # noqa: F811
-    code, sentence, _ = create(machine, request(), variant="sm_90a_pad_16bit")
-    assert code == FAILED_PRECONDITION and "requires sm_90a_pad_16bit.cubin in an artifact directory" in sentence
-
-
-def test_a_failing_launch(machine):  # noqa: F811
-    call = ready(machine, request())
-    machine.driver.fake_fail(b"cuLaunchKernelEx", 700)
-    code, sentence = execute(machine, call)
-    assert code == INTERNAL and f"the launch of `{VARIANT}` requires success" in sentence
