@@ -130,6 +130,12 @@ NARROW_TILES = {
         Tile(64, 16),
         Tile(128, 16, cluster_k=2),
         Tile(64, 32, cluster_k=4),
+        Tile(64, 16, cluster_k=2),
+        Tile(64, 16, cluster_k=4),
+        Tile(128, 16, cluster_k=4),
+        Tile(128, 32, cluster_k=2),
+        Tile(128, 32, cluster_k=4),
+        Tile(64, 32, cluster_k=2),
         Tile(128, 64, cluster_k=2),
         Tile(128, 64, cluster_k=4),
     ),
@@ -344,10 +350,10 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     dtype = problem.a_dtype
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
-    if family(arch.target) == "hopper":
-        if DTYPE_BYTES[dtype] != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
-            rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
-            return f"sm_90a requires {rule}, got {problem.a_major!r} and {problem.b_major!r}"
+    majors = problem.a_major, problem.b_major
+    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and majors != ("k", "k"):
+        rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
+        return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
     return None
 
 
