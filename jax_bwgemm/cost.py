@@ -35,12 +35,18 @@ RETAINED = 0.5  # of the L2 cache: an operand that takes more is not found there
 CLOCK = (1.90, 0.61, 0.06)  # GHz: first - second * utilisation, plus third for CTA pairs; published fit, B200
 CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point, a contraction: 0.61 * utilisation / clock < 0.5
 
-OVERLAP = 4.0  # exponent, tensor cores beside L2 fill: chosen on an H200, and as good as any on the ten figures
+OVERLAP = {"hopper": 4.0, "blackwell": 4.0}  # exponent, tensor cores beside L2 fill: chosen on an H200, and as good as any on the ten figures
 MEMORY_OVERLAP = {"hopper": 4.0, "blackwell": 1.75}  # exponent, SMs beside device memory; chosen on an H200; fitted
-START_CYCLES = 1000  # of a CTA: barriers, TMEM, meeting its cluster; fitted
+START_CYCLES = {"hopper": 1000, "blackwell": 1000}  # of a CTA: barriers, TMEM; fitted
+MEETING_CYCLES = {"hopper": 0, "blackwell": 0}  # and where it meets a cluster; fitted
+L2_ALONE_BYTES_PER_CLK = {"hopper": 64.0, "blackwell": 81.0}  # what one CTA reads when few do; fitted; published
+TORN_LINES = {"hopper": 1.0, "blackwell": 1.0}  # L2 reads of rows that start off a line, against others; fitted
+LATENCY = {"hopper": 1.0, "blackwell": 1.0}  # of loads, against LOAD_LATENCY; fitted
+HOPPER_CLOCK = (1.98, 0.0)
 ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies; fitted
 THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores; fitted
 HOPPER_THREAD_STORE_CYCLES = 0.25  # the same of our own 2-byte stores, 8192x50257x768 on an H200
+TAIL_PART = 1.0
 TAIL_CYCLES = 2500  # of leaving a part of a tile in the workspace and finding all others' there; assumed
 EXCHANGE_CYCLES = 2500, 600  # of a tile that is split along k, and for each CTA that meets; six products on an H200
 
@@ -129,7 +135,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
 def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:
     """GHz of the SMs while their tensor cores are busy for this fraction of the time. No fit is known for Hopper."""
     if family(arch.target) == "hopper":
-        return arch.clock_ghz
+        return min(arch.clock_ghz, HOPPER_CLOCK[0] - HOPPER_CLOCK[1] * utilisation)
     idle, slope, pairs = CLOCK
     return min(arch.clock_ghz, idle - slope * utilisation + pairs * (tile.cta_group - 1))
 
@@ -156,14 +162,15 @@ def tail_parts(tile: Tile, problem: Problem, arch: Arch) -> int:
         return 1
     most = min(concurrent_clusters(tile, arch) // tiles, _ceil_div(problem.k, tile.k_tile))
     in_bytes = DTYPE_BYTES[problem.a_dtype]
-    step = _overlapped(mma_cycles(tile, in_bytes, arch), fill_cycles(tile, in_bytes, arch), OVERLAP)
+    fill = fill_cycles(tile, problem, arch)
+    step = _overlapped(mma_cycles(tile, in_bytes, arch), fill, OVERLAP[family(arch.target)])
     return min(range(1, most + 1), key=lambda parts: _tail_cycles(tile, problem, arch, step, parts))
 
 
 def _tail_cycles(tile: Tile, problem: Problem, arch: Arch, step: float, parts: int) -> float:
     """Main loop and exchange of a tile of the tail in so many parts."""
-    main = _ceil_div(_ceil_div(problem.k, tile.k_tile), parts) * step
-    part = 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
+    main = _ceil_div(k_steps(tile, problem), parts) * step
+    part = TAIL_PART * 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
     return main + (TAIL_CYCLES + part * (parts - 1) if parts > 1 else 0)
 
 
@@ -203,16 +210,37 @@ def mma_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
     return tile.num_accs * mma_interval(tile, arch) * tile.k_tile * in_bytes / MMA_K_BYTES
 
 
-def fill_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
-    """L2 cycles of one k step of one CTA, at the device's highest clock."""
-    return fill_bytes(tile, in_bytes) / arch.l2_read_bytes_per_clk
+def fill_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
+    """L2 cycles of one k step of one CTA, at the device's highest clock.
+
+    The CTAs at work share what all SMs get out of the L2 cache, until one has all that it can take. A row of a load
+    that does not start on a line of 128 bytes lies in one more.
+    """
+    kind, tiles = family(arch.target), cluster_tiles(tile, problem)
+    ctas = min(arch.num_sms, tiles[0] * tiles[1] * problem.batch * tile.cluster_ctas)
+    rate = min(L2_ALONE_BYTES_PER_CLK[kind], arch.l2_read_bytes_per_clk * arch.num_sms / ctas)
+    a, b = fill_parts(tile, DTYPE_BYTES[problem.a_dtype])
+    torn_a, torn_b = (TORN_LINES[kind] if is_torn(problem, x) else 1.0 for x in "ab")
+    return (a * torn_a + b * torn_b) / rate
+
+
+def is_torn(problem: Problem, operand: str) -> bool:
+    """Whether rows of an operand, padded if need be, start anywhere in a line of the L2 cache."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+    major, dtype = (problem.a_major, problem.a_dtype) if operand == "a" else (problem.b_major, problem.b_dtype)
+    return (sizes[major] + padding(problem, operand)) * DTYPE_BYTES[dtype] % 128 != 0
+
+
+def fill_parts(tile: Tile, in_bytes: int) -> tuple[float, float]:
+    """Bytes of a and b that one k step of one CTA reads from L2: a multicast operand counts once for the CTAs that
+    share it."""
+    a_rows = tile.cta_m / tile.cluster_n
+    b_rows = tile.load_n / (tile.cluster_m / tile.cta_group)
+    return a_rows * tile.k_tile * in_bytes, b_rows * tile.k_tile * in_bytes
 
 
 def fill_bytes(tile: Tile, in_bytes: int) -> float:
-    """What one k step of one CTA reads from L2: a multicast operand counts once for the CTAs that share it."""
-    a_rows = tile.cta_m / tile.cluster_n
-    b_rows = tile.load_n / (tile.cluster_m / tile.cta_group)
-    return (a_rows + b_rows) * tile.k_tile * in_bytes
+    return sum(fill_parts(tile, in_bytes))
 
 
 def fill_rate(tile: Tile, in_bytes: int, arch: Arch) -> float:
@@ -220,11 +248,11 @@ def fill_rate(tile: Tile, in_bytes: int, arch: Arch) -> float:
     return fill_bytes(tile, in_bytes) / mma_cycles(tile, in_bytes, arch)
 
 
-def load_latency(tile: Tile, in_bytes: int) -> float:
+def load_latency(tile: Tile, in_bytes: int, arch: Arch) -> float:
     """Cycles from issuing the larger operand's load to its arrival, at the highest clock."""
     (small, least), (large, most) = LOAD_LATENCY
     size = max(tile.cta_m // tile.num_accs, tile.load_n) * tile.k_tile * in_bytes
-    return least + (most - least) * (size - small) / (large - small)
+    return LATENCY[family(arch.target)] * (least + (most - least) * (size - small) / (large - small))
 
 
 def epilogue_cycles(
@@ -280,11 +308,12 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
     parts = tail_parts(tile, problem, arch)
     out_bytes = DTYPE_BYTES[problem.out_dtype]
-    latency = load_latency(tile, in_bytes) * clock / arch.clock_ghz
-    start = START_CYCLES + latency
-    step = _step_cycles(tile, in_bytes, arch, schedule, clock)
+    kind = family(arch.target)
+    latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
+    start = START_CYCLES[kind] + latency + (MEETING_CYCLES[kind] if tile.cluster_ctas > 1 else 0)
+    step = _step_cycles(tile, problem, arch, schedule, clock)
     main = k_steps(tile, problem) * step
-    epilogue = COMMIT_CYCLES[tile.cta_group] if family(arch.target) == "blackwell" else 0.0
+    epilogue = COMMIT_CYCLES[tile.cta_group] if kind == "blackwell" else 0.0
     rate = store_rate(tile, problem, arch)
     epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate)
     epilogue += exchange_cycles(tile, arch)
@@ -302,17 +331,19 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     return start + (waves - 1) * (main + epilogue + refill) + last + epilogue
 
 
-def _step_cycles(tile: Tile, in_bytes: int, arch: Arch, schedule: Schedule, clock: float) -> float:
-    mma, fill, hidden = _step_parts(tile, in_bytes, arch, schedule, clock)
-    return max(_overlapped(mma, fill, OVERLAP), hidden)
+def _step_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
+    mma, fill, hidden = _step_parts(tile, problem, arch, schedule, clock)
+    return max(_overlapped(mma, fill, OVERLAP[family(arch.target)]), hidden)
 
 
-def _step_parts(tile: Tile, in_bytes: int, arch: Arch, schedule: Schedule, clock: float) -> tuple[float, float, float]:
+def _step_parts(
+    tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float
+) -> tuple[float, float, float]:
     """SM cycles of a step if only the tensor cores, the L2 cache or the loads' latency counted."""
-    own_clock = clock / arch.clock_ghz
+    own_clock, in_bytes = clock / arch.clock_ghz, DTYPE_BYTES[problem.a_dtype]
     mma = mma_cycles(tile, in_bytes, arch) + (0 if schedule.has_load_warp else ISSUE_CYCLES)
-    latency = load_latency(tile, in_bytes) * own_clock
-    return mma, fill_cycles(tile, in_bytes, arch) * own_clock, (latency + mma) / schedule.stages
+    latency = load_latency(tile, in_bytes, arch) * own_clock
+    return mma, fill_cycles(tile, problem, arch) * own_clock, (latency + mma) / schedule.stages
 
 
 def _overlapped(x: float, y: float, exponent: float) -> float:
@@ -339,7 +370,7 @@ def _l2_bytes(tile: Tile, problem: Problem) -> float:
 
 
 def _step_bound(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> str:
-    mma, fill, hidden = _step_parts(tile, DTYPE_BYTES[problem.a_dtype], arch, schedule, clock)
+    mma, fill, hidden = _step_parts(tile, problem, arch, schedule, clock)
     if hidden > max(mma, fill):
         return "latency"
     return "L2" if fill > mma else "tensor cores"
