@@ -162,7 +162,7 @@ def tail_parts(tile: Tile, problem: Problem, arch: Arch) -> int:
 
 def _tail_cycles(tile: Tile, problem: Problem, arch: Arch, step: float, parts: int) -> float:
     """Main loop and exchange of a tile of the tail in so many parts."""
-    main = _ceil_div(_ceil_div(problem.k, tile.k_tile), parts) * step
+    main = _ceil_div(k_steps(tile, problem), parts) * step
     part = 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
     return main + (TAIL_CYCLES + part * (parts - 1) if parts > 1 else 0)
 
