@@ -6,7 +6,8 @@ release carries all that its warp knew, the writes of other warps before a barri
 known to its warp, which barriers hand on to others. Flags themselves need no order: two accesses that are both relaxed,
 acquire, release or volatile, of a scope that holds both warps, are morally strong.
 
-Clusters run one after the other, which this makes up for: an order is demanded, whatever happened to be seen. Of each
+Clusters run one after the other, which this makes up for: an order is demanded, whatever happened to be seen, and a
+warp that looks at another cluster's flag for the first time finds it as it was before, unless loads are eager. Of each
 byte the last write and the last read count. What TMA moves is not followed here.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.emulator.engine import Waitable
+from jax_bwgemm.emulator.engine import EAGER, Waitable
 from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.races import CLUSTER, KNOWN, Clock
 
@@ -52,7 +53,8 @@ class Release:
 
 @dataclasses.dataclass(slots=True)
 class Access:
-    """A load or store of the warp `gid` of a cluster, in its CTA `rank`. `scope`: WEAK, or that of a strong one."""
+    """A load or store of the warp `gid` of a cluster, in its CTA `rank`. `scope`: WEAK, or that of a strong one; of a
+    strong store `before` has the bytes that were there, and `seen_by` which warps have looked."""
 
     base: Base
     rank: int
@@ -61,6 +63,8 @@ class Access:
     scope: int
     where: Any
     release: Release | None = None
+    before: dict[int, int] = dataclasses.field(default_factory=dict)
+    seen_by: set[tuple[Base, int]] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass
@@ -74,22 +78,30 @@ class _Shadow:
 class GlobalOrder:
     """The accesses of one launch."""
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self, enabled: bool, loads: str) -> None:
+        self.enabled, self.is_eager = enabled, loads == EAGER
         self.accesses: list[Any] = [None]  # number 0: never accessed
         self.shadows: dict[int, _Shadow] = {}
         self.heard: dict[Base, list[tuple[int, Release]]] = {}  # a cluster's operations that stand for releases
         self.polls = Waitable()
         self.version = 0  # counts the stores of all warps
 
-    def read(self, w: Any, buffer: np.ndarray, name: str, index: np.ndarray, strength: Strength) -> None:
+    def read(self, w: Any, buffer: np.ndarray, name: str, index: np.ndarray, strength: Strength) -> np.ndarray:
+        """The bytes at `index`."""
+        found: np.ndarray = buffer[index]
         if not self.enabled:
-            return
+            return found
         access, shadow = self._access(w, strength.scope), self._shadow(buffer)
         for earlier in self._distinct(shadow.write[index]):
             self._check(w, access, earlier, f"a load from `{name}` of what was stored")
-            self._hear(w, earlier.release, strength)
+            if self._comes_late(w, earlier):
+                found = np.array([earlier.before.get(int(i), buffer[i]) for i in index.flat], np.uint8).reshape(
+                    index.shape
+                )
+            else:
+                self._hear(w, earlier.release, strength)
         shadow.read[index] = self._number(access)
+        return found
 
     def write(self, w: Any, buffer: np.ndarray, name: str, index: np.ndarray, strength: Strength) -> None:
         self.changed()
@@ -103,6 +115,8 @@ class GlobalOrder:
             access.release = self.released(w, strength.scope)
         elif strength.order == "relaxed":
             access.release = w.fenced
+        if strength.scope:
+            access.before = dict(zip(index.ravel().tolist(), buffer[index].ravel().tolist(), strict=True))
         shadow.write[index] = self._number(access)
 
     def changed(self) -> None:
@@ -115,6 +129,14 @@ class GlobalOrder:
         place = w.split.pc, address, self.version
         w.poll, w.num_polls = place, w.num_polls + 1 if w.poll == place else 1
         return bool(w.num_polls > POLLS)
+
+    def _comes_late(self, w: Any, store: Access) -> bool:
+        """Whether a strong store of another cluster, which the warp cannot know of, still hides from it."""
+        warp = w.cta.cluster.base, w.gid
+        if self.is_eager or warp[0] == store.base or warp in store.seen_by or self._knows(w, store):
+            return False
+        store.seen_by.add(warp)
+        return True
 
     # release and acquire
 

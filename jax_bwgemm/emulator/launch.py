@@ -84,7 +84,7 @@ class Machine:
         demand_grid_wait: bool,
     ) -> None:
         self.memory, self.schedule, self.checks = global_memory, schedule, checks
-        self.order = GlobalOrder(checks)
+        self.order = GlobalOrder(checks, schedule.loads)
         self.max_instructions = max_instructions
         self.strict_tmem_wait = strict
         self.observer = observer

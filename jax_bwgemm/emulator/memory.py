@@ -243,8 +243,8 @@ def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str, stre
         return shared_load(w, addresses, bits, count)
     buffer, start, name = _global(w, addresses, bits // 8 * count)
     index = (start[:, None] + np.arange(count * bits // 8)).astype(np.intp)
-    w.cta.cluster.machine.order.read(w, buffer, name, index, strength)
-    return np.ascontiguousarray(buffer[index]).view(UINT[bits])
+    found = w.cta.cluster.machine.order.read(w, buffer, name, index, strength)
+    return np.ascontiguousarray(found).view(UINT[bits])
 
 
 def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: str, strength: Strength) -> None:

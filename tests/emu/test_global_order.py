@@ -104,6 +104,17 @@ def test_what_it_takes(parts: dict[str, str], rule: str) -> None:
         assert error.value.rule == rule, error.value
 
 
+def test_one_look_is_not_enough() -> None:
+    """What another cluster stored may not be there yet, though clusters run one after the other."""
+    once = {"LOOK": PARTS["LOOK"] + f"mov.b32 %r21, {UP};"}
+    for schedule in Schedule.standard(3):
+        if schedule.loads == "eager":
+            assert (relay(2, 1, schedule, **once) == rows(2)).all()
+        else:
+            with pytest.raises(Fault, match="a load from `p1` of what was stored without an order in between"):
+                relay(2, 1, schedule, **once)
+
+
 @pytest.mark.parametrize("which", ["RAISE", "LOOK"])
 def test_scopes_in_a_cluster(which: str) -> None:
     """Cluster scope is enough between CTAs of one, and CTA scope is not."""
