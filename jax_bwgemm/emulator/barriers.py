@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
+from jax_bwgemm.emulator.global_order import CTA_SCOPE, GPU_SCOPE, SCOPES
 from jax_bwgemm.emulator.races import INITS, KNOWN, PUBLISHED, PUBLISHED_REMOTE, Clock
 from jax_bwgemm.emulator.syntax import Instr
 
@@ -147,12 +148,20 @@ def _publish(w: Any, *covered: int) -> None:
 
 @handles("fence.acq_rel", "fence.sc", "membar")
 def _fence(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
-    """At cluster scope and above: what relaxed waits saw becomes known, what is known is released and acquired."""
-    d.only(mods, "cta", "cluster", "gpu", "gl", "sys")
-    return Effect((lambda w: None) if mods == ["cta"] else fence_cluster)
+    """At cluster scope and above: what relaxed waits saw becomes known, what is known is released and acquired. In
+    global memory at every scope."""
+    d.only(mods, *SCOPES)
+    scope = next((SCOPES[mod] for mod in mods), GPU_SCOPE)
+
+    def run(w: Any) -> None:
+        if scope > CTA_SCOPE:
+            _fence_cluster(w)
+        w.cta.cluster.machine.order.fence(w, scope)
+
+    return Effect(run)
 
 
-def fence_cluster(w: Any) -> None:
+def _fence_cluster(w: Any) -> None:
     seen: Clock | None = w.seen
     if seen is not None:
         w.clock.join(seen)

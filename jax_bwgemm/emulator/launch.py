@@ -29,6 +29,7 @@ from jax_bwgemm.emulator.counters import Counters
 from jax_bwgemm.emulator.decode import decode
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import Fault, LaunchError
+from jax_bwgemm.emulator.global_order import GlobalOrder
 from jax_bwgemm.emulator.memory import Memory
 from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.syntax import Entry, Module
@@ -83,6 +84,7 @@ class Machine:
         demand_grid_wait: bool,
     ) -> None:
         self.memory, self.schedule, self.checks = global_memory, schedule, checks
+        self.order = GlobalOrder(checks, schedule.loads)
         self.max_instructions = max_instructions
         self.strict_tmem_wait = strict
         self.observer = observer

@@ -51,6 +51,10 @@ class Warp:
         self.cluster_generation: int | None = None  # of the barrier.cluster.arrive not yet waited for
         self.seen: Clock | None = None  # what relaxed waits saw, until a fence acquires it
         self.released: Clock | None = None  # what the last fence released
+        self.unfenced: list[Any] = []  # releases that relaxed loads from global memory saw, until a fence acquires them
+        self.fenced: Any = None  # what the last fence released for relaxed stores to global memory
+        self.poll: Any = None  # the last strong load from global memory: its place, and the state of memory
+        self.num_polls = 0  # how often it came in a row
         self.is_after_grid_wait = not (program.waits_for_grid or cta.cluster.machine.demand_grid_wait)
 
     # what an effect asks about its lanes

@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_bwgemm.emulator.decode import PARAM_BASE, SHARED_BASE, Decoder, Effect, Pure, handles
 from jax_bwgemm.emulator.errors import Fault, LaunchError
+from jax_bwgemm.emulator.global_order import GPU_SCOPE, SCOPES, WEAK, Strength
 from jax_bwgemm.emulator.policies import policy_check
 from jax_bwgemm.emulator.races import GRANULE, KNOWN
 from jax_bwgemm.emulator.syntax import Imm, Instr, Operand
@@ -104,6 +105,15 @@ def _access(d: Decoder, mods: list[str]) -> tuple[int, int, str]:
     return int(kind[1:]), count, space
 
 
+def _strength(d: Decoder, mods: list[str]) -> Strength:
+    """What an access says of order. Volatile ones are relaxed at system scope (PTX ISA, ld.volatile)."""
+    order = next((m for m in mods if m in ("relaxed", "acquire", "release", "volatile")), "weak")
+    scope = next((SCOPES[m] for m in mods if m in SCOPES), None)
+    if (scope is None) != (order in ("weak", "volatile")):
+        raise d.unsupported("requires a scope with .relaxed, .acquire and .release, and none without")
+    return Strength("relaxed", GPU_SCOPE) if order == "volatile" else Strength(order, scope or WEAK)
+
+
 @handles("ld.param")
 def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """Parameters are constants of a launch."""
@@ -152,11 +162,13 @@ def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     slot, offset = address_slot(d, instr.operands[1], 64)
     dests = [(d.dest(o), d.register_bits(o, bits)) for o in d.items(instr.operands[0])]
     sign = mods[-1][0] == "s"
-    check = _policy(d, instr, mods)
+    check, strength = _policy(d, instr, mods), _strength(d, mods)
 
-    def run(w: Any) -> None:
+    def run(w: Any) -> int | None:
         check(w)
-        data = load(w, slot, offset, bits, count, space)
+        if strength.scope and (waits := _poll(w, slot, offset, space)) is not None:
+            return waits
+        data = load(w, slot, offset, bits, count, space, strength)
         for i, (dest, reg_bits) in enumerate(dests):
             column = data[:, i]
             if sign and bits < reg_bits:
@@ -167,6 +179,7 @@ def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
                 w.put(dest, int(column[0]), reg_bits)
             else:
                 w.spread(dest, np.ascontiguousarray(column), reg_bits)
+        return None
 
     return Effect(run, tuple(dests))
 
@@ -176,7 +189,7 @@ def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     bits, count, space = _access(d, mods)
     slot, offset = address_slot(d, instr.operands[0], 64)
     sources = [d.src(o, bits) for o in d.items(instr.operands[1])]
-    check = _policy(d, instr, mods)
+    check, strength = _policy(d, instr, mods), _strength(d, mods)
 
     def run(w: Any) -> None:
         check(w)
@@ -188,7 +201,7 @@ def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             data[:, i] = v[lanes] if isinstance(v, np.ndarray) else v & ((1 << bits) - 1)
         if not isinstance(value, np.ndarray) and len(lanes) > 1:
             data = data[-1:]  # all lanes write one place; one of them wins
-        store(w, slot, offset, bits, data, space)
+        store(w, slot, offset, bits, data, space, strength)
 
     return Effect(run)
 
@@ -213,37 +226,51 @@ def _resolve(w: Any, slot: int, offset: int, space: str) -> tuple[np.ndarray, st
     return addresses, space
 
 
-def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str) -> np.ndarray:
+def _poll(w: Any, slot: int, offset: int, space: str) -> int | None:
+    """Waits for a store where a warp does nothing but look."""
+    addresses, space = _resolve(w, slot, offset, space)
+    order, first = w.cta.cluster.machine.order, int(addresses[0])
+    if space == "shared" or not order.is_stuck(w, first):
+        return None
+    blocked: int = w.block(order.polls, f"a store to global address {first:#x}; clusters run in the order of the grid")
+    return blocked
+
+
+def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str, strength: Strength) -> np.ndarray:
     """(lanes or 1, count) elements."""
     addresses, space = _resolve(w, slot, offset, space)
     if space == "shared":
         return shared_load(w, addresses, bits, count)
-    buffer, start = _global(w, addresses, bits // 8 * count)
+    buffer, start, name = _global(w, addresses, bits // 8 * count)
     index = (start[:, None] + np.arange(count * bits // 8)).astype(np.intp)
-    return np.ascontiguousarray(buffer[index]).view(UINT[bits])
+    found = w.cta.cluster.machine.order.read(w, buffer, name, index, strength)
+    return np.ascontiguousarray(found).view(UINT[bits])
 
 
-def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: str) -> None:
+def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: str, strength: Strength) -> None:
     addresses, space = _resolve(w, slot, offset, space)
     if space == "shared":
         shared_store(w, addresses, bits, data)
         return
     size = bits // 8 * data.shape[1]
-    buffer, start = _global(w, addresses, size)
-    buffer[(start[:, None] + np.arange(size)).astype(np.intp)] = np.ascontiguousarray(data).view(np.uint8)
+    buffer, start, name = _global(w, addresses, size)
+    index = (start[:, None] + np.arange(size)).astype(np.intp)
+    w.cta.cluster.machine.order.write(w, buffer, name, index, strength)
+    buffer[index] = np.ascontiguousarray(data).view(np.uint8)
 
 
-def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """The buffer, the places in it, and its name."""
     w.check_grid_wait()
     if (addresses % size).any():
         bad = int(addresses[addresses % size != 0][0])
         raise w.fault("misaligned", f"global address {bad:#x} is not a multiple of {size}")
     low, high = int(addresses.min()), int(addresses.max())
     try:
-        buffer, offset, _ = w.cta.cluster.machine.memory.find(low, high - low + size)
+        buffer, offset, name = w.cta.cluster.machine.memory.find(low, high - low + size)
     except Fault as fault:
         raise w.fault(fault.rule, fault.message) from None
-    return buffer, addresses - low + offset
+    return buffer, addresses - low + offset, name
 
 
 # shared memory

@@ -230,6 +230,7 @@ def _outward(d: Decoder, instr: Instr, mods: list[str], operation: str) -> Effec
 
         def finish() -> None:
             tensor_map.store(view, coords, cta.chunks[chunks], *how)
+            cluster.machine.order.changed()
 
         op = cluster.new_op(w, "store", finish, {cta}, tensor_map.name)
         number = tracker.event(w.gid, 0, op.bit, op.where)

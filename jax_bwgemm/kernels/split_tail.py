@@ -116,8 +116,7 @@ def add_part(
     loaded = cute.make_rmem_tensor(cute.size(acc), acc.element_type)
     for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
         cute.autovec_copy(own[None, i], cute.make_tensor(loaded.iterator + i * VECTOR, cute.make_layout(VECTOR)))
-    for i in cutlass.range_constexpr(cute.size(acc)):
-        acc[i] = acc[i] + loaded[i]
+    acc.store(acc.load() + cute.make_tensor(loaded.iterator, acc.layout).load())
 
 
 def part_at(tail: Tail, acc: cute.Tensor, slot: Int32, tidx: Int32, threads: int) -> cute.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.problem import DTYPE_SHORT
-from jax_bwgemm.tile import workspace_bytes
+from jax_bwgemm.tile import Tile, workspace_bytes
 from jax_bwgemm.variant import Variant
 from tests.cases import Case
 
@@ -53,6 +53,11 @@ def padded(array: np.ndarray) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, 0), (0, rest))) if rest else array
 
 
+def poisoned_workspace(tile: Tile, clusters: int) -> np.ndarray:
+    """NaN, and no raised flag."""
+    return np.full(workspace_bytes(tile, clusters) // 4, np.nan, np.float32)
+
+
 def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """NaN, or for integers a pattern that no sum is expected to have."""
     return np.full(shape, -(2**30) - 1, dtype) if dtype == "int32" else np.full(shape, np.nan, np.float32).astype(dtype)
@@ -71,6 +76,7 @@ def run_matmul(
     raster_along_n: int = 0,
     schedule: Schedule | None = None,
     tail_parts: int = 1,
+    workspace: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
     """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n)."""
@@ -105,8 +111,8 @@ def run_matmul(
     clusters = min(tiles, max_clusters or tiles)
     if tile.split_tail:
         clusters = max_clusters or tiles
-        workspace = np.full(workspace_bytes(tile, clusters) // 4, np.nan, np.float32)
-        values |= {"tail_parts": tail_parts, "workspace": memory.register(workspace, "workspace"), "token": TOKEN}
+        space = poisoned_workspace(tile, clusters) if workspace is None else workspace
+        values |= {"tail_parts": tail_parts, "workspace": memory.register(space, "workspace"), "token": TOKEN}
     if bias is not None:
         values["bias"] = memory.register(bias, "bias")
     launch = Launch(
