@@ -35,20 +35,19 @@ RETAINED = 0.5  # of the L2 cache: an operand that takes more is not found there
 CLOCK = (1.90, 0.61, 0.06)  # GHz: first - second * utilisation, plus third for CTA pairs; published fit, B200
 CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point, a contraction: 0.61 * utilisation / clock < 0.5
 
-OVERLAP = {"hopper": 4.0, "blackwell": 4.0}  # exponent, tensor cores beside L2 fill: chosen on an H200, and as good as any on the ten figures
-MEMORY_OVERLAP = {"hopper": 4.0, "blackwell": 1.75}  # exponent, SMs beside device memory; chosen on an H200; fitted
-START_CYCLES = {"hopper": 1000, "blackwell": 1000}  # of a CTA: barriers, TMEM; fitted
-MEETING_CYCLES = {"hopper": 0, "blackwell": 0}  # and where it meets a cluster; fitted
-L2_ALONE_BYTES_PER_CLK = {"hopper": 64.0, "blackwell": 81.0}  # what one CTA reads when few do; fitted; published
-TORN_LINES = {"hopper": 1.0, "blackwell": 1.0}  # L2 reads of rows that start off a line, against others; fitted
-LATENCY = {"hopper": 1.0, "blackwell": 1.0}  # of loads, against LOAD_LATENCY; fitted
-HOPPER_CLOCK = (1.98, 0.0)
-ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies; fitted
-THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores; fitted
-HOPPER_THREAD_STORE_CYCLES = 0.25  # the same of our own 2-byte stores, 8192x50257x768 on an H200
-TAIL_PART = 1.0
-TAIL_CYCLES = 2500  # of leaving a part of a tile in the workspace and finding all others' there; assumed
-EXCHANGE_CYCLES = 2500, 600  # of a tile that is split along k, and for each CTA that meets; six products on an H200
+OVERLAP = {"hopper": 5.7, "blackwell": 4.0}  # exponent, tensor cores beside L2 fill; on the published, any is as good
+MEMORY_OVERLAP = {"hopper": 1.1, "blackwell": 1.75}  # exponent, SMs beside device memory
+START_CYCLES = {"hopper": 2800, "blackwell": 1000}  # of a CTA: barriers, TMEM
+MEETING_CYCLES = {"hopper": 1730, "blackwell": 0}  # and where it meets a cluster
+L2_ALONE_BYTES_PER_CLK = {"hopper": 70.0, "blackwell": 81.0}  # what a CTA reads when few do; published for a B200
+TORN_LINES = {"hopper": 1.31, "blackwell": 1.0}  # L2 reads of rows that start off a line, against others
+LATENCY = {"hopper": 1.54, "blackwell": 1.0}  # of loads, against LOAD_LATENCY
+HOPPER_CLOCK = 3.16, 1.73  # GHz: first - second * utilisation, at most the highest clock
+ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies
+THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores
+HOPPER_THREAD_STORE_CYCLES = 0.061  # the same of our own stores, 16 bytes each
+TAIL_CYCLES, TAIL_PART = 4050, 1.28  # of a tile in parts; and for each part, times reading it from L2
+EXCHANGE_CYCLES = 2850, 210  # of a tile that is split along k, and for each CTA that meets
 
 
 @dataclasses.dataclass(frozen=True)

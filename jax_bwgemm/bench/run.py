@@ -41,32 +41,38 @@ class Settings:
     sustained_cases: Sequence[Case] = ()
 
 
-def measure(settings: Settings) -> report.Result:
-    """All of `settings` on this machine's GPU. ValueError without one that has kernels."""
+def measure(settings: Settings, keep: Callable[[report.Result], object] = lambda result: None) -> report.Result:
+    """All of `settings` on this machine's GPU. `keep` gets what there is after every row, so that an interrupt loses
+    one row only. ValueError without a GPU that has kernels."""
     arch = target_arch(None)
     if isinstance(arch, str):
         raise ValueError(f"`bench` requires a Hopper or Blackwell GPU, got none: {arch}")
-    result = measure_all(settings, arch)
+    result = measure_all(settings, arch, keep)
     if not result.rows:
         raise ValueError(f"`bench` requires a shape that can be measured, got none: {result.skipped}")
     return result
 
 
-def measure_all(settings: Settings, arch: Arch) -> report.Result:
+def measure_all(
+    settings: Settings, arch: Arch, keep: Callable[[report.Result], object] = lambda result: None
+) -> report.Result:
     facts = machine.describe(settings.commit)  # first: it may refuse the commit
     handler = measure_handler()  # before CUPTI, which, once attached, makes every driver call slower
     method, clock = timing.choose_clock()
     table = render.columns(arch.name, "pallas" in settings.peers)
     print(*(heading for heading, _ in table), sep="  ")
-    rows, skipped = [], {}
+    result = report.Result(arch.name, method, facts, handler, (), {}, ())
     for case in settings.cases:
         try:
-            rows.append(measure_case(case, arch, settings, clock))
-            print(*render.cells(rows[-1], table), sep="  ", flush=True)
+            row = measure_case(case, arch, settings, clock)
+            print(*render.cells(row, table), sep="  ", flush=True)
+            result = dataclasses.replace(result, rows=(*result.rows, row))
         except (jax.errors.JaxRuntimeError, Unavailable) as error:  # such as too little memory: the other rows count
-            skipped[str(case)] = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
+            result = dataclasses.replace(result, skipped=result.skipped | {str(case): reason})
+        keep(result)
     loads = [load for case in settings.sustained_cases for load in measure_load(case, arch, settings.sustained)]
-    return report.Result(arch.name, method, facts, handler, tuple(rows), skipped, tuple(loads))
+    return dataclasses.replace(result, sustained=tuple(loads))
 
 
 def measure_case(case: Case, arch: Arch, settings: Settings, clock: Clock) -> report.Row:

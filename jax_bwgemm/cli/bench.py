@@ -78,9 +78,13 @@ def _measure(args: argparse.Namespace) -> int:
     )
     if args.plots:
         from jax_bwgemm.bench import plots  # now, not after minutes of measuring, is matplotlib missed
-    result = bench.measure(settings)
+
+    def path_of(result: report.Result) -> Path:
+        return args.json or bench.RESULTS / f"{result.arch}.json"
+
+    result = bench.measure(settings, lambda result: report.save(result, path_of(result)))
     table.show(result)
-    path = args.json or bench.RESULTS / f"{result.arch}.json"
+    path = path_of(result)
     report.save(result, path)
     print(f"wrote {path}")
     if args.plots:
