@@ -78,6 +78,7 @@ def test_attributes(artifacts_dir):
         "raster_along_n": "1 : i32",
         "a_l2": "0 : i32",
         "b_l2": "0 : i32",
+        "tail_parts": "1 : i32",
         "pdl": "1 : i32",
         "param_bytes": f"{entry.param_bytes} : i32",
         "alpha": "1.000000e+00 : f32",
