@@ -268,6 +268,56 @@ def test_against_independent_formulas(
     assert (plan.c_offset, plan.bias_offset) == (offsets.get("c", -1), offsets.get("bias", -1))
 
 
+FLAG_BYTES, CLUSTER_BYTES = 4096, ffi_cases.CLUSTER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("tail_parts", "max_clusters", "room", "clusters"),
+    [
+        (1, 66, 66, 24),  # 24 tiles fill a part of a wave
+        (2, 66, 66, 48),  # as many clusters as there are parts of them,
+        (3, 66, 66, 66),  # at most those that the device holds
+        (3, 66, 30, 30),  # and the workspace has room for
+        (3, 10, 66, 10),  # two waves and 4 tiles
+        (9, 1000, 1000, 128),  # 4096 bytes hold the flags of 256 CTAs
+        (65535, 66, 1, 1),
+    ],
+)
+def test_grid_of_a_split_tail(tail_parts: int, max_clusters: int, room: int, clusters: int) -> None:
+    for spare in (0, CLUSTER_BYTES - 1):
+        size = FLAG_BYTES + room * CLUSTER_BYTES + spare
+        request = ffi_cases.request(workspace_bytes=size, tail_parts=tail_parts)
+        request.max_active_clusters = max_clusters
+        plan = ffi.launch_plan(request)
+        assert (list(plan.grid), plan.num_cluster_tiles) == ([2, 1, clusters], 24)
+
+
+def test_a_split_tail_needs_its_parameters() -> None:
+    # 3 descriptors, 8 sizes of 4 bytes, 2 policies; the parts, padding, the workspace's address, the token; alpha
+    request = ffi_cases.request(workspace_bytes=2**24, tail_parts=7, token=0xFEDCBA9876543210)
+    plan = ffi.launch_plan(request)
+    assert (plan.workspace_offset, plan.param_bytes) == (440, 460)
+    assert plan.param_block[432:456] == struct.pack("<i4xQQ", 7, 0, 0xFEDCBA9876543210)
+    plain = ffi.launch_plan(ffi_cases.request(tail_parts=7))
+    assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 436, [2, 1, 24])
+
+
+@pytest.mark.parametrize(
+    ("workspace", "got"),
+    [
+        (ffi.Buffer.none(), "rank -1 and 0"),
+        (ffi.Buffer.of("uint8", (FLAG_BYTES + CLUSTER_BYTES - 1,)), "rank 1 and 266239"),
+        (ffi.Buffer.of("uint8", (0,)), "rank 1 and 0"),
+        (ffi.Buffer.of("uint8", (2**24, 1)), "rank 2 and 16777216"),
+    ],
+)
+def test_errors_of_a_workspace(workspace: ffi.Buffer, got: str) -> None:
+    request = ffi_cases.request(workspace_bytes=2**24)
+    request.workspace = workspace
+    with pytest.raises(ValueError, match=f"the workspace requires rank 1 and at least 266240 bytes, got {got}$"):
+        ffi.launch_plan(request)
+
+
 def _set(**fields: int) -> Change:
     return lambda request: [setattr(request, name, value) for name, value in fields.items()]
 
