@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jax_bwgemm.config import resolve
-from jax_bwgemm.cost import repack_us
+from jax_bwgemm.cost import concurrent_clusters, repack_us, tail_tiles
 from jax_bwgemm.decision import Decision, decide, find_repack, k_major, without_epilogue
 from jax_bwgemm.matmul import checked_params, stack, why_not_ours
 from jax_bwgemm.measured import Record
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.tile import Tile, is_tma_storable, padding
+from jax_bwgemm.tile import Tile, is_tma_storable, padding, workspace_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +189,7 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         "pairs": _why_cta_group(plan, plan.chosen),
         "swap": _why_swapped(plan.problem, plan.tile) if plan.swapped else "",
         "split": _why_split(plan.tile) if plan.tile.cluster_k > 1 else "",
+        "tail": _why_tail(plan, plan.tile) if plan.tile.split_tail else "",
         "order": order,
         "L2": _why_hints(plan),
         "store": _why_store(plan.problem),
@@ -253,6 +254,16 @@ def _why_swapped(problem: Problem, tile: Tile) -> str:
 
 def _why_split(tile: Tile) -> str:
     return f"{tile.cluster_k} CTAs of a cluster divide k and add their float32 parts in the order of their ranks"
+
+
+def _why_tail(plan: Plan, tile: Tile) -> str:
+    tiles, clusters = tail_tiles(tile, plan.problem, plan.arch), concurrent_clusters(tile, plan.arch)
+    if plan.tail_parts == 1:
+        return f"the last {tiles} cluster tiles are not divided along k: no parts are predicted to gain"
+    return (
+        f"the last {tiles} cluster tiles, fewer than the {clusters} clusters, are divided into {plan.tail_parts} parts "
+        f"along k, which meet in {workspace_bytes(tile, clusters) / 1e6:.1f} MB of workspace, in the order of k"
+    )
 
 
 def _why_hints(plan: Plan) -> str:

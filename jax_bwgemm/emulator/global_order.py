@@ -7,12 +7,13 @@ known to its warp, which barriers hand on to others. Flags themselves need no or
 acquire, release or volatile, of a scope that holds both warps, are morally strong.
 
 Clusters run one after the other, which this makes up for: an order is demanded, whatever happened to be seen, and a
-warp that looks at another cluster's flag for the first time finds it as it was before, unless loads are eager. Of each
-byte the last write and the last read count. What TMA moves is not followed here.
+warp that looks at another cluster's flag finds it as it was before, the first few times, unless loads are eager.
+Of each byte the last write and the last read count. What TMA moves is not followed here.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -26,6 +27,7 @@ WEAK, CTA_SCOPE, CLUSTER_SCOPE, GPU_SCOPE = 0, 1, 2, 3
 SCOPES = {"cta": CTA_SCOPE, "cluster": CLUSTER_SCOPE, "gpu": GPU_SCOPE, "gl": GPU_SCOPE, "sys": GPU_SCOPE}
 NAMES = {CTA_SCOPE: "cta", CLUSTER_SCOPE: "cluster", GPU_SCOPE: "gpu"}
 MEMBERS = {CTA_SCOPE: "warp", CLUSTER_SCOPE: "CTA", GPU_SCOPE: "cluster"}
+LATE_LOOKS = 3  # of a warp, that find what was there before another cluster's store
 POLLS = 1000  # of one place by one instruction, while nobody stores anything: a wait
 
 Base = tuple[int, int, int]  # the coordinates of a cluster's first CTA
@@ -54,7 +56,7 @@ class Release:
 @dataclasses.dataclass(slots=True)
 class Access:
     """A load or store of the warp `gid` of a cluster, in its CTA `rank`. `scope`: WEAK, or that of a strong one; of a
-    strong store `before` has the bytes that were there, and `seen_by` which warps have looked."""
+    strong store `before` has the bytes that were there, and `looks` how often another cluster's warp found them."""
 
     base: Base
     rank: int
@@ -64,7 +66,7 @@ class Access:
     where: Any
     release: Release | None = None
     before: dict[int, int] = dataclasses.field(default_factory=dict)
-    seen_by: set[tuple[Base, int]] = dataclasses.field(default_factory=set)
+    looks: collections.Counter[tuple[Base, int]] = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass
@@ -133,9 +135,9 @@ class GlobalOrder:
     def _comes_late(self, w: Any, store: Access) -> bool:
         """Whether a strong store of another cluster, which the warp cannot know of, still hides from it."""
         warp = w.cta.cluster.base, w.gid
-        if self.is_eager or warp[0] == store.base or warp in store.seen_by or self._knows(w, store):
+        if self.is_eager or warp[0] == store.base or store.looks[warp] == LATE_LOOKS or self._knows(w, store):
             return False
-        store.seen_by.add(warp)
+        store.looks[warp] += 1
         return True
 
     # release and acquire

@@ -72,8 +72,9 @@ def _params(variant: Variant) -> tuple[Param, ...]:
     absent = {"c" if variant.store == "tma" else "tma_c"}
     steps = {"alpha": "scale", "bias": "bias", "tma_r": "residual"}
     absent |= {kind for kind, step in steps.items() if step not in variant.epilogue}
+    absent |= set() if variant.tile.split_tail else {"tail_parts", "workspace", "token"}
     sizes = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
-    sizes |= dict.fromkeys(("c", "a_policy", "b_policy", "bias"), 8)
+    sizes |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)
     params, end = [], 0
     for kind in PARAM_KINDS:
         if kind not in absent:

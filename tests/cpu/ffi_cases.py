@@ -7,7 +7,9 @@ from jax_bwgemm.problem import DTYPE_BYTES
 
 KINDS = ffi.param_kinds() if ffi.status() is None else ()
 KIND_SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
-KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "bias"), 8)  # others: 4
+KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
+TAIL = ("tail_parts", "workspace", "token")
+CLUSTER_BYTES = 2 * 128 * 256 * 4  # of a workspace, behind 4096 bytes of flags: two CTAs' float32
 
 
 def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:
@@ -21,10 +23,13 @@ def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:
     return leaves, end
 
 
-def kinds_of(has_bias: bool = False, store: str = "tma", has_residual: bool = False) -> tuple[str, ...]:
+def kinds_of(
+    has_bias: bool = False, store: str = "tma", has_residual: bool = False, splits_tail: bool = False
+) -> tuple[str, ...]:
     """The leaves of a kernel in the library's order."""
     absent = {"c" if store == "tma" else "tma_c"} | (set() if has_bias else {"bias"})
     absent |= set() if has_residual else {"tma_r"}
+    absent |= set() if splits_tail else set(TAIL)
     return tuple(kind for kind in KINDS if kind not in absent)
 
 
@@ -50,10 +55,12 @@ def request(
     c_major: str = "n",
     store: str = "tma",
     has_residual: bool = False,
+    workspace_bytes: int = 0,
     **fields: Any,
 ) -> ffi.LaunchRequest:
-    """A Hopper tile 128x256, clusters of 2x1 that share B: each CTA loads 128 rows of 128 bytes of it."""
-    leaves, param_bytes = lay_out(kinds or kinds_of(has_bias, store, has_residual))
+    """A Hopper tile 128x256, clusters of 2x1 that share B: each CTA loads 128 rows of 128 bytes of it. With a workspace
+    it splits its tail."""
+    leaves, param_bytes = lay_out(kinds or kinds_of(has_bias, store, has_residual, workspace_bytes > 0))
     out = ffi.Buffer.of(dtypes[2], (batch, m, n) if c_major == "n" else (batch, n, m))
     defaults = dict(cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448)
     made = ffi.LaunchRequest(
@@ -62,6 +69,7 @@ def request(
         out=out,
         bias=ffi.Buffer.of(dtypes[2], (n,)) if has_bias else ffi.Buffer.none(),
         residual=out if has_residual else ffi.Buffer.none(),
+        workspace=ffi.Buffer.of("uint8", (workspace_bytes,)) if workspace_bytes else ffi.Buffer.none(),
         a_major=ord(majors[0]),
         b_major=ord(majors[1]),
         c_major=ord(c_major),

@@ -26,8 +26,8 @@ NON_PORTABLE = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 VARIANT = "sm_90a_variant"
 CUBIN = b"\x7fELF" + bytes(range(256)) * 4
 A, B, OUT, BIAS, STREAM = 0x7F0000000000, 0x7F0000100000, 0x7F0000200010, 0x7F0000300020, 0x5000
-RESIDUAL = 0x7F0000400030
-POINTERS = {"a": A, "b": B, "out": OUT, "bias": BIAS, "residual": RESIDUAL}
+RESIDUAL, WORKSPACE = 0x7F0000400030, 0x7F0000500040
+POINTERS = {"a": A, "b": B, "out": OUT, "bias": BIAS, "residual": RESIDUAL, "workspace": WORKSPACE}
 
 
 class KernelNames(ctypes.Structure):
@@ -161,6 +161,29 @@ def test_a_residual(machine: Machine, has_bias: bool) -> None:
     assert machine.calls("cuTensorMapEncodeTiled") == 4
     machine.driver.fake_fail(b"cuTensorMapEncodeTiled", 700)
     assert machine.execute(call)[0] == INTERNAL
+
+
+def test_a_split_tail(machine: Machine) -> None:
+    """A second result: its address, and a token of the call's own, the same in every launch of it."""
+    size = 4096 + 66 * ffi_cases.CLUSTER_BYTES
+    request = ffi_cases.request(workspace_bytes=size, tail_parts=2)
+    tokens = []
+    for call in [machine.ready(request) for _ in range(3)]:
+        for at in (WORKSPACE, WORKSPACE + 4096):
+            assert machine.execute(call, workspace=at) == (OK, "")
+            parts, address, token = struct.unpack_from("<iQQ", bytes(machine.launch().params), 432)
+            assert (parts, address, list(machine.launch().grid)) == (2, at, [2, 1, 48])
+            tokens.append(token)
+    assert tokens[::2] == tokens[1::2] and len(set(tokens)) == 3
+    code, sentence = machine.execute(call, workspace=WORKSPACE + 8)
+    assert (code, "`workspace` requires a pointer aligned to 16 bytes" in sentence) == (INVALID_ARGUMENT, True)
+    assert machine.execute(machine.ready(ffi_cases.request()), workspace=1) == (OK, "")  # nobody takes it
+
+
+def test_a_workspace_too_small_for_a_cluster(machine: Machine) -> None:
+    request = ffi_cases.request(workspace_bytes=4096 + ffi_cases.CLUSTER_BYTES - 1)
+    code, sentence, _ = machine.create(request)
+    assert (code, "the workspace requires rank 1 and at least 266240 bytes" in sentence) == (INVALID_ARGUMENT, True)
 
 
 @pytest.mark.parametrize(("cluster_m", "cluster"), [(1, [0, 0, 0]), (2, [2, 1, 1])])

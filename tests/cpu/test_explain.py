@@ -75,7 +75,7 @@ def test_swap_split_and_hints_in_the_callers_terms():
 
 def test_what_does_not_apply_is_not_said():
     text = explained(Problem(8192, 8192, 8192), H200, (BEST_H200, Tile(128, 128)))
-    assert [line(text, what) for what in ("swap", "split", "pad")] == [None] * 3
+    assert [line(text, what) for what in ("swap", "split", "tail", "pad")] == [None] * 4
     assert "a normal, b normal" in line(text, "L2")
     assert "TMA, box after box" in line(text, "store")
 
@@ -86,6 +86,16 @@ def test_large_clusters_lose_ties_and_it_says_so():
     text = explained(problem, B200, (PAIR, wide))
     assert "-> 256x256x64_cta2_cluster2x1" in text
     assert "as fast as 256x256x64_cta2_cluster4x2 within the model's error, whose clusters may" in line(text, "tile")
+
+
+def test_a_split_tail_is_explained_by_its_numbers():
+    """20 * 20 tiles of 256x256 on 66 clusters leave 4; two CTAs a cluster, 128x256 float32 each, and the flags."""
+    tail = dataclasses.replace(BEST_H200, split_tail=True)
+    text = line(explained(Problem(5000, 5000, 5000), H200, (tail,)), "tail")
+    assert "the last 4 cluster tiles, fewer than the 66 clusters, are divided into 5 parts along k" in text
+    assert "which meet in 17.3 MB of workspace, in the order of k" in text
+    whole = line(explained(Problem(8192, 8192, 8192), H200, (tail,)), "tail")
+    assert whole == "  tail:  the last 34 cluster tiles are not divided along k: no parts are predicted to gain"
 
 
 def test_unaligned_operands_and_result():
@@ -107,7 +117,9 @@ def test_without_cubins(no_artifacts):
 def test_a_missing_cubin(artifacts_dir, monkeypatch):
     from jax_bwgemm import artifacts
 
-    find, gone = artifacts.find, (BEST_H200, Tile(256, 128, cluster_n=2))  # two tiles that are predicted alike
+    find = artifacts.find
+    alike = BEST_H200, Tile(256, 128, cluster_n=2)  # two tiles that are predicted alike, and so with a split tail
+    gone = {dataclasses.replace(tile, split_tail=split) for tile in alike for split in (False, True)}
     monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile in gone else find(v))
     text = str(jax_bwgemm.explain(X, X, device="h200"))
     assert "cubin not available" in text

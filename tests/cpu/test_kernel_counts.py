@@ -187,3 +187,25 @@ def test_load_boxes_of_other_dtypes() -> None:
 @pytest.mark.parametrize("tile", [Tile(128, 256), DUAL, SPLIT, Tile(64, 256, pingpong=True)], ids=str)
 def test_a_tile_is_its_text(tile: Tile) -> None:
     assert Tile.from_str(str(tile)) == tile
+
+
+@pytest.mark.parametrize(
+    ("tile", "out", "store", "target", "defers"),
+    [
+        (Tile(128, 256), "bfloat16", "tma", "sm_90a", True),  # registers: 128 sums, 64 of two results each
+        (Tile(128, 256), "float32", "tma", "sm_90a", False),  # 128 and 128
+        (Tile(128, 256), "float8_e4m3fn", "tma", "sm_90a", True),  # 128 and 32
+        (Tile(128, 192), "float32", "tma", "sm_90a", True),  # 96 and 96
+        (Tile(128, 208), "float32", "tma", "sm_90a", False),  # 104 and 104
+        (Tile(256, 128), "bfloat16", "tma", "sm_90a", True),
+        (Tile(64, 256), "bfloat16", "tma", "sm_90a", True),
+        (Tile(64, 256), "int32", "tma", "sm_90a", False),
+        (Tile(128, 256, split_tail=True), "bfloat16", "tma", "sm_90a", True),
+        (Tile(128, 128), "bfloat16", "threads", "sm_90a", False),
+        (Tile(128, 128, pingpong=True), "bfloat16", "tma", "sm_90a", False),
+        (Tile(128, 128, cluster_k=2), "bfloat16", "tma", "sm_90a", False),
+        (Tile(128, 128), "bfloat16", "tma", "sm_100a", False),
+    ],
+)
+def test_who_defers_its_store(tile: Tile, out: str, store: str, target: str, defers: bool) -> None:
+    assert tiles.defers_store(tile, out, store, target) == defers

@@ -84,9 +84,9 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
 
 
 def test_the_longest_list_of_parameters_fits() -> None:
-    request = ffi_cases.request(has_bias=True, has_residual=True)
+    request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
     plan = ffi.launch_plan(request)
-    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (16, 576, 568)
+    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (19, 600, 592)
     assert _leaf(plan, request, "alpha") == struct.pack("<f", 0.5)
 
 
@@ -268,6 +268,56 @@ def test_against_independent_formulas(
     assert (plan.c_offset, plan.bias_offset) == (offsets.get("c", -1), offsets.get("bias", -1))
 
 
+FLAG_BYTES, CLUSTER_BYTES = 4096, ffi_cases.CLUSTER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("tail_parts", "max_clusters", "room", "clusters"),
+    [
+        (1, 66, 66, 24),  # 24 tiles fill a part of a wave
+        (2, 66, 66, 48),  # as many clusters as there are parts of them,
+        (3, 66, 66, 66),  # at most those that the device holds
+        (3, 66, 30, 30),  # and the workspace has room for
+        (3, 10, 66, 10),  # two waves and 4 tiles
+        (9, 1000, 1000, 128),  # 4096 bytes hold the flags of 256 CTAs
+        (65535, 66, 1, 1),
+    ],
+)
+def test_grid_of_a_split_tail(tail_parts: int, max_clusters: int, room: int, clusters: int) -> None:
+    for spare in (0, CLUSTER_BYTES - 1):
+        size = FLAG_BYTES + room * CLUSTER_BYTES + spare
+        request = ffi_cases.request(workspace_bytes=size, tail_parts=tail_parts)
+        request.max_active_clusters = max_clusters
+        plan = ffi.launch_plan(request)
+        assert (list(plan.grid), plan.num_cluster_tiles) == ([2, 1, clusters], 24)
+
+
+def test_a_split_tail_needs_its_parameters() -> None:
+    # 3 descriptors, 8 sizes of 4 bytes, 2 policies; the parts, padding, the workspace's address, the token; alpha
+    request = ffi_cases.request(workspace_bytes=2**24, tail_parts=7, token=0xFEDCBA9876543210)
+    plan = ffi.launch_plan(request)
+    assert (plan.workspace_offset, plan.param_bytes) == (440, 460)
+    assert plan.param_block[432:456] == struct.pack("<i4xQQ", 7, 0, 0xFEDCBA9876543210)
+    plain = ffi.launch_plan(ffi_cases.request(tail_parts=7))
+    assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 436, [2, 1, 24])
+
+
+@pytest.mark.parametrize(
+    ("workspace", "got"),
+    [
+        (ffi.Buffer.none(), "rank -1 and 0"),
+        (ffi.Buffer.of("uint8", (FLAG_BYTES + CLUSTER_BYTES - 1,)), "rank 1 and 266239"),
+        (ffi.Buffer.of("uint8", (0,)), "rank 1 and 0"),
+        (ffi.Buffer.of("uint8", (2**24, 1)), "rank 2 and 16777216"),
+    ],
+)
+def test_errors_of_a_workspace(workspace: ffi.Buffer, got: str) -> None:
+    request = ffi_cases.request(workspace_bytes=2**24)
+    request.workspace = workspace
+    with pytest.raises(ValueError, match=f"the workspace requires rank 1 and at least 266240 bytes, got {got}$"):
+        ffi.launch_plan(request)
+
+
 def _set(**fields: int) -> Change:
     return lambda request: [setattr(request, name, value) for name, value in fields.items()]
 
@@ -309,6 +359,7 @@ ERRORS: list[tuple[Change, str]] = [
     (_set(a_l2=3), "`a_l2` requires 0..2, got 3"),
     (_set(b_l2=-1), "`b_l2` requires 0..2, got -1"),
     (_set(pdl=2), "`pdl` requires 0..1, got 2"),
+    (_set(tail_parts=0), "`tail_parts` requires 1..65535, got 0"),
     (_set(num_threads=2048), "`num_threads` requires 1..1024, got 2048"),
     (_set(raster_group=0), "`raster_group` requires 1..2147483647, got 0"),
     (_set(raster_along_n=2), "`raster_along_n` requires 0..1, got 2"),
@@ -360,8 +411,8 @@ ERRORS: list[tuple[Change, str]] = [
         lambda r: setattr(r, "residual", r.out),
         "a kernel without a residual parameter requires no residual, got one of shape (2, 1000, 520)",
     ),
-    (_param(0, kind=17), "a parameter kind requires 0..16, got 17"),
-    (_param(0, kind=-1), "a parameter kind requires 0..16, got -1"),
+    (_param(0, kind=20), "a parameter kind requires 0..19, got 20"),
+    (_param(0, kind=-1), "a parameter kind requires 0..19, got -1"),
     (_param(3, size=8), "parameter `m` requires 4 bytes, got 8"),
     (_param(1, offset=96), "parameter `tma_b` requires an offset that is a multiple of 64"),
     (_param(3, offset=-4), "parameter `m` requires an offset that is a multiple of 4"),
@@ -369,7 +420,7 @@ ERRORS: list[tuple[Change, str]] = [
     (_param(3, offset=380), "each kind once and ascending offsets without overlap, got `m` at 380 after 384"),
     (_param(4, kind=5), "each kind once and ascending offsets without overlap, got `m` at 388 after 388"),
     (_param(4, offset=416), "ascending offsets without overlap, got `k` at 392 after 420"),
-    (_set(num_params=17), "`params` requires at most 16 leaves, got 17"),
+    (_set(num_params=21), "`params` requires at most 20 leaves, got 21"),
     (_set(num_params=1), "`params` requires `tma_b`, got a list without it"),
     (_set(num_params=2), "`params` requires either `tma_c` or `c`, got neither"),
     (_set(param_bytes=0), "`param_bytes` requires 1..1024, got 0"),

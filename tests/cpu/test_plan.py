@@ -399,7 +399,7 @@ CHOICES = {
     "batch128": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
     "tf32": ("None", "256x256x32_cta2_cluster2x1"),
     "fp8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
-    "int8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
+    "int8": ("128x192x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
 }
 
 

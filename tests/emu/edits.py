@@ -43,6 +43,14 @@ class At:
         return found[-1 if last else 0]
 
 
+@dataclasses.dataclass(frozen=True)
+class AllButLast(At):
+    """Lines that match `what`, except the last one."""
+
+    def find(self, lines: Lines) -> list[int]:
+        return super().find(lines)[:-1]
+
+
 def mutated(text: str, edit: Edit) -> str:
     """The module after an edit of the body of its kernel."""
     declared = re.sub(r"(\.reg \.pred[^;]*;)", rf".reg .b32 {SCRATCH}; \1", text, count=1)

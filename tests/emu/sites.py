@@ -5,7 +5,7 @@ A wait is named by what follows it: the last one above the first MMA is the MMA 
 
 from __future__ import annotations
 
-from tests.emu.edits import At
+from tests.emu.edits import AllButLast, At
 
 WAIT = r"mbarrier\.try_wait"
 LOAD, LOAD_A, LOAD_B = (rf"cp\.async\.bulk\.tensor.*complete_tx.*{where}" for where in ("", r"\+1024\]", r"\+99328\]"))
@@ -31,7 +31,7 @@ STAGE_MASK = At(r"or\.b32", before=r"cvt\.u16\.u32")
 ACC_MASK = At(r"mov\.b16", before=ALLOC)
 MULTICAST_MASK = At(r"mov\.b32", before=r"cvt\.u16\.u32")
 STORE_WAITS = At(WAIT_GROUP + r".*[1-9];")
-TILE_START_WAIT = At(WAIT_GROUP, before=f"{TMEM_LOAD}|{WRITE_BOX}")
+TILE_START_WAIT = AllButLast(WAIT_GROUP + r".*\s0;")  # the last one is the kernel's end
 EXPECTED_BYTES = At(r"mov\.b32", before=EXPECT)
 FULL_COUNT = At(r"mov\.b32", before=INIT)
 EMPTY_COUNT = At(r"mov\.b32", before=INIT + r".*\+48\]")

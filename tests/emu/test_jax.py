@@ -62,6 +62,18 @@ def test_jit(target: str, tile: str, dtype: str) -> None:
     assert run.name.startswith(target) and tile in run.name and run.counters.mmas > 0
 
 
+def test_a_split_tail() -> None:
+    """One tile in parts, of a plan's number; the workspace is the callback's."""
+    a, b = normal(0, 250, 2048), normal(1, 2048, 128)
+    tile = "128x128x64_cta1_cluster2x1_tail"
+    f = jax.jit(functools.partial(jax_bwgemm.matmul, tile=tile, emulate="sm_90a", on_fallback="error"))
+    with emulated.recorded() as runs:
+        out = f(a, b).block_until_ready()
+    check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
+    (run,) = runs
+    assert tile in run.name and len({cta for _, cta in run.counters.tma_load_bytes}) > 2
+
+
 def test_outside_of_jit_and_planned() -> None:
     """The planner chooses, from those of the record that stands for the target, or of `device`."""
     a, b = normal(0, 72, 64), normal(1, 64, 128)
