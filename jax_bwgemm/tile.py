@@ -105,6 +105,8 @@ SHIPPED_TILES = {
         Tile(128, 256, cluster_m=2, split_tail=True),
         Tile(128, 256, split_tail=True),
         Tile(128, 128, cluster_m=2, split_tail=True),
+        Tile(128, 96, cluster_m=2),
+        Tile(128, 96),
     ),
     "blackwell": (
         Tile(256, 256, cta_group=2, cluster_m=2),
