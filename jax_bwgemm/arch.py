@@ -51,7 +51,7 @@ class Arch:
 
 
 _SMEM_227_KIB = 227 * 1024  # CUDA C++ programming guide, technical specifications: 227 KB a block for 9.0 and 10.x
-_HOPPER_L2_READ = 38.4  # fitted with cost.py's constants to our kernels' times on an H200
+_HOPPER_L2_READ = 58.0  # fitted with cost.py's constants to our kernels' times on an H200
 _H200_CLUSTERS = (132, 66, 30, 15, 7)  # cuOccupancyMaxActiveClusters of our 128x128 kernel
 _BLACKWELL_L2_READ = 81.0  # published TMA microbenchmark on a B200, one SM reading; all at once is not published
 

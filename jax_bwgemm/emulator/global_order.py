@@ -53,10 +53,19 @@ class Release:
     known: dict[Base, np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flag:
+    """What a strong store leaves behind: a release, if it carries one; the bytes `before` it by their places; how often
+    each warp of other clusters found them."""
+
+    release: Release | None
+    before: dict[int, int]
+    looks: collections.Counter[tuple[Base, int]] = dataclasses.field(default_factory=collections.Counter)
+
+
 @dataclasses.dataclass(slots=True)
 class Access:
-    """A load or store of the warp `gid` of a cluster, in its CTA `rank`. `scope`: WEAK, or that of a strong one; of a
-    strong store `before` has the bytes that were there, and `looks` how often another cluster's warp found them."""
+    """A load or store of the warp `gid` of a cluster, in its CTA `rank`. `scope`: WEAK, or that of a strong one."""
 
     base: Base
     rank: int
@@ -64,17 +73,15 @@ class Access:
     epoch: int
     scope: int
     where: Any
-    release: Release | None = None
-    before: dict[int, int] = dataclasses.field(default_factory=dict)
-    looks: collections.Counter[tuple[Base, int]] = dataclasses.field(default_factory=collections.Counter)
+    flag: Flag | None = None
 
 
 @dataclasses.dataclass
 class _Shadow:
-    """The last write and the last read of each byte of a buffer, as numbers of accesses."""
+    """The last write and the last read of each byte of a buffer, as numbers of accesses; most are never read."""
 
     write: np.ndarray
-    read: np.ndarray
+    read: np.ndarray | None = None
 
 
 class GlobalOrder:
@@ -96,12 +103,13 @@ class GlobalOrder:
         access, shadow = self._access(w, strength.scope), self._shadow(buffer)
         for earlier in self._distinct(shadow.write[index]):
             self._check(w, access, earlier, f"a load from `{name}` of what was stored")
-            if self._comes_late(w, earlier):
-                found = np.array([earlier.before.get(int(i), buffer[i]) for i in index.flat], np.uint8).reshape(
-                    index.shape
-                )
-            else:
-                self._hear(w, earlier.release, strength)
+            if earlier.flag is not None and self._comes_late(w, earlier, earlier.flag):
+                old = [earlier.flag.before.get(i, buffer[i]) for i in index.ravel().tolist()]
+                found = np.array(old, np.uint8).reshape(index.shape)
+            elif earlier.flag is not None and earlier.flag.release is not None:
+                self._hear(w, earlier.flag.release, strength)
+        if shadow.read is None:
+            shadow.read = np.zeros_like(shadow.write)
         shadow.read[index] = self._number(access)
         return found
 
@@ -110,15 +118,14 @@ class GlobalOrder:
         if not self.enabled:
             return
         access, shadow = self._access(w, strength.scope), self._shadow(buffer)
-        for numbers, did in ((shadow.write[index], "stored"), (shadow.read[index], "loaded")):
-            for earlier in self._distinct(numbers):
-                self._check(w, access, earlier, f"a store to `{name}` over what was {did}")
-        if strength.order == "release":
-            access.release = self.released(w, strength.scope)
-        elif strength.order == "relaxed":
-            access.release = w.fenced
+        for earlier in self._distinct(shadow.write[index]):
+            self._check(w, access, earlier, f"a store to `{name}` over what was stored")
+        for earlier in [] if shadow.read is None else self._distinct(shadow.read[index]):
+            self._check(w, access, earlier, f"a store to `{name}` over what was loaded")
         if strength.scope:
-            access.before = dict(zip(index.ravel().tolist(), buffer[index].ravel().tolist(), strict=True))
+            release = self.released(w, strength.scope) if strength.order == "release" else w.fenced
+            before = dict(zip(index.ravel().tolist(), buffer[index].ravel().tolist(), strict=True))
+            access.flag = Flag(release, before)
         shadow.write[index] = self._number(access)
 
     def changed(self) -> None:
@@ -132,12 +139,12 @@ class GlobalOrder:
         w.poll, w.num_polls = place, w.num_polls + 1 if w.poll == place else 1
         return bool(w.num_polls > POLLS)
 
-    def _comes_late(self, w: Any, store: Access) -> bool:
+    def _comes_late(self, w: Any, store: Access, flag: Flag) -> bool:
         """Whether a strong store of another cluster, which the warp cannot know of, still hides from it."""
         warp = w.cta.cluster.base, w.gid
-        if self.is_eager or warp[0] == store.base or store.looks[warp] == LATE_LOOKS or self._knows(w, store):
+        if self.is_eager or warp[0] == store.base or flag.looks[warp] == LATE_LOOKS or self._knows(w, store):
             return False
-        store.looks[warp] += 1
+        flag.looks[warp] += 1
         return True
 
     # release and acquire
@@ -157,9 +164,7 @@ class GlobalOrder:
         rows[KNOWN, w.gid] += 1
         return release
 
-    def _hear(self, w: Any, release: Release | None, strength: Strength) -> None:
-        if release is None:
-            return
+    def _hear(self, w: Any, release: Release, strength: Strength) -> None:
         if strength.order == "acquire":
             self.acquire(w, release, strength.scope)
         elif strength.order == "relaxed":
@@ -237,8 +242,7 @@ class GlobalOrder:
     def _shadow(self, buffer: np.ndarray) -> _Shadow:
         shadow = self.shadows.get(id(buffer))
         if shadow is None:
-            shadow = _Shadow(np.zeros(buffer.nbytes, np.int32), np.zeros(buffer.nbytes, np.int32))
-            self.shadows[id(buffer)] = shadow
+            shadow = self.shadows[id(buffer)] = _Shadow(np.zeros(buffer.nbytes, np.int32))
         return shadow
 
 

@@ -9,7 +9,7 @@ KINDS = ffi.param_kinds() if ffi.status() is None else ()
 KIND_SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
 KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
 TAIL = ("tail_parts", "workspace", "token")
-CLUSTER_BYTES = 2 * 128 * 256 * 4  # of a workspace, behind 4096 bytes of flags: two CTAs' float32
+FLAG_BYTES, CLUSTER_BYTES = 4096, 2 * 128 * 256 * 4  # of a workspace; the latter: two CTAs' float32
 
 
 def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:

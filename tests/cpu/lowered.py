@@ -1,0 +1,54 @@
+"""What a CPU host lowers for CUDA, as text and as the custom calls in it: shared by the tests of the lowering."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+
+import jax_bwgemm
+from jax_bwgemm.plan import Candidate, plan
+from jax_bwgemm.tile import Tile
+
+BF16 = jnp.bfloat16
+X = jax.ShapeDtypeStruct((512, 256), BF16)
+W = jax.ShapeDtypeStruct((256, 1024), BF16)
+CUDA = {"device": "h200", "on_fallback": "error"}
+
+
+def hlo(f, *args, platform="cuda") -> str:
+    """Of a function that no cache has seen."""
+    return jax.jit(lambda *args: f(*args)).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def calls(text: str) -> list[dict[str, str]]:
+    """The attributes of our custom calls, as text, with the operand and result types under "types"."""
+    found = []
+    for line in text.splitlines():
+        if "@jax_bwgemm_matmul_v1" in line:
+            fields = dict(re.findall(r'(\w+) = (dense<[^>]*>|"[^"]*"|[^,{}]+)', line))
+            fields["types"] = line.rsplit(" : ", 1)[1]
+            found.append({name: value.strip('"') for name, value in fields.items()})
+    return found
+
+
+def majors(text: str) -> list[str]:
+    return [call["a_major"] + call["b_major"] for call in calls(text)]
+
+
+def struct(*shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def matmul(a, b, **kwargs):
+    return jax_bwgemm.matmul(a, b, **CUDA | kwargs)
+
+
+def on_b200(a, b, **kwargs):
+    return jax_bwgemm.matmul(a, b, **{"device": "b200", "on_fallback": "error"} | kwargs)
+
+
+def swapping(problem, arch, tile=None, missing=lambda variant: None, record=None):
+    """A planner that likes nothing but C^T = B^T A^T."""
+    return plan(problem, arch, None, missing, [Candidate(tile or Tile(64, 128), problem.transposed, swapped=True)])

@@ -1,0 +1,148 @@
+"""The StableHLO of residuals, and of epilogues that have no kernel."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fake_artifacts import catalogue
+from jax.sharding import PartitionSpec as P
+from lowered import W, X, calls, hlo, majors, matmul, on_b200, struct, swapping
+
+import jax_bwgemm
+from jax_bwgemm import artifacts, decision
+from jax_bwgemm.artifacts import PARAM_KINDS
+from jax_bwgemm.tile import Tile
+
+BIAS, RESIDUAL = struct(1024), struct(512, 1024)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_residual_operand(artifacts_dir, batch):
+    x, w, r = (struct(*batch, *y.shape) for y in (X, W, RESIDUAL))
+    text = hlo(lambda a, b, r: on_b200(a, b, residual=r), x, w, r)
+    (call,) = calls(text)
+    num = batch[0] if batch else 1
+    assert call["variant"].endswith("_residual") and call["target"] == "sm_100a"
+    out = f"tensor<{num}x512x1024xbf16>"
+    assert call["types"] == f"(tensor<{num}x512x256xbf16>, tensor<{num}x256x1024xbf16>, {out}) -> {out}"
+    entry = artifacts.find(next(v for v in (fake.variant for fake in catalogue()) if v.name == call["variant"]))
+    params = [x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size)]
+    assert call["params"] == f"dense<{params}>" and params[6:12] == [2, 256, 128, 3, 384, 128]
+    assert call["num_threads"] == "224 : i32"
+    assert "stablehlo.add" not in text
+
+
+def test_bias_stands_before_the_residual(artifacts_dir):
+    def f(a, b, c, r):
+        return on_b200(a, b, bias=c, residual=r, alpha=0.5, activation="relu")
+
+    (call,) = calls(hlo(f, X, W, BIAS, RESIDUAL))
+    assert call["variant"].endswith("_scale_bias_relu_residual") and call["alpha"] == "5.000000e-01 : f32"
+    assert "tensor<1024xbf16>, tensor<1x512x1024xbf16>) -> tensor<1x512x1024xbf16>" in call["types"]
+
+
+def test_swapped_operands_and_a_residual(artifacts_dir, monkeypatch):
+    """Its bytes are the result's, under both names."""
+    monkeypatch.setattr(decision, "plan", swapping)
+    r = struct(16, 1024)
+    text = hlo(lambda a, b, r: on_b200(a, b, residual=r), struct(16, 256), W, r)
+    (call,) = calls(text)
+    assert "_mkm_" in call["variant"] and call["variant"].endswith("_residual") and call["c_major"] == "m"
+    out = "tensor<1x16x1024xbf16>"
+    assert call["types"] == f"(tensor<1x256x1024xbf16>, tensor<1x16x256xbf16>, {out}) -> {out}"
+    assert "stablehlo.transpose" not in text
+
+
+@pytest.mark.parametrize("start, num_barriers", [(0, 0), (8, 0), (3, 2)])
+def test_unaligned_slices_of_bias_and_residual_are_copied(artifacts_dir, start, num_barriers):
+    def f(x, w, p):
+        bias, residual = p[start : start + 64], p[start + 64 :][: 512 * 64].reshape(512, 64)
+        return on_b200(x, w, bias=bias, residual=residual, alpha=0.5, activation="relu")
+
+    text = hlo(f, X, struct(256, 64), struct(513 * 64 + 8))
+    assert text.count("optimization_barrier") == num_barriers and len(calls(text)) == 1
+
+
+def test_gradients_with_a_residual(artifacts_dir):
+    """Without an activation the kernel adds it; with one the mask is needed, and the sum is XLA's."""
+
+    def pullback(activation, a, b, c, r, ct):
+        f = functools.partial(on_b200, activation=activation)
+        primal, back = jax.vjp(lambda a, b, c, r: f(a, b, bias=c, residual=r, alpha=0.5), a, b, c, r)
+        return primal, back(ct)
+
+    for activation, forward in (("relu", "_bf16_bf16_f32_knn_"), (None, "_bf16_bf16_f32_knn_")):
+        text = hlo(functools.partial(pullback, activation), X, W, BIAS, RESIDUAL, RESIDUAL)
+        assert majors(text) == ["kn", "mn", "kk"] and "dot_general" not in text
+        assert forward in calls(text)[0]["variant"]
+    assert calls(text)[0]["variant"].endswith("_identity")  # no kernel has scale_bias_residual
+
+
+WITHOUT_KERNEL = [
+    ("h200", dict(activation="relu"), (), "sm_90a_bf16_bf16_f32_"),
+    ("h200", dict(alpha=0.5, out_dtype="float8_e4m3fn"), (), "sm_90a_bf16_bf16_f32_"),
+    ("h200", dict(), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),  # sm_90a has no warp that loads one
+    ("b200", dict(activation="relu"), (RESIDUAL,), "sm_100a_bf16_bf16_f32_"),
+]
+
+
+@pytest.mark.parametrize("device, steps, residual, kernel", WITHOUT_KERNEL, ids=str)
+def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir, device, steps, residual, kernel):
+    """The product is a kernel's, in float32, and rounded once; that is no fallback."""
+
+    def f(a, b, *residual):
+        return jax_bwgemm.matmul(a, b, device=device, residual=residual[0] if residual else None, **steps)
+
+    for policy in ("warn", "error"):
+        with warnings.catch_warnings(), jax_bwgemm.config(on_fallback=policy):
+            warnings.simplefilter("error")
+            text = hlo(f, X, W, *residual)
+    (call,) = calls(text)
+    assert call["variant"].startswith(kernel) and call["variant"].endswith("_identity")
+    assert (call["types"].endswith("tensor<1x512x1024xf32>"), call["alpha"]) == (True, "1.000000e+00 : f32")
+    out = steps.get("out_dtype", "bf16").replace("float8_e4m3fn", "f8E4M3FN")
+    assert re.findall(r"stablehlo.convert .*\(tensor<\S+xf32>\) -> tensor<\S+x(\w+)>", text) == [out]
+    assert "dot_general" not in text and "stablehlo.transpose" not in text
+
+
+def test_an_epilogue_without_a_kernel_and_its_unaligned_operands(artifacts_dir):
+    """Transposes, padding, batches and threads that store are the product's, as without an epilogue."""
+    text = hlo(lambda a, b, r: on_b200(a, b.mT, residual=r), struct(3, 64, 30), struct(3, 33, 30), struct(3, 64, 33))
+    (call,) = calls(text)
+    assert call["variant"].endswith("_identity_threads") and call["b_major"] == "k"
+    assert call["types"] == "(tensor<3x64x32xbf16>, tensor<3x33x32xbf16>) -> tensor<3x64x33xf32>"
+    assert "stablehlo.add" in text and "dot_general" not in text
+
+
+def test_an_epilogue_without_a_kernel_in_shard_map(artifacts_dir):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": (P("x"), P(), P()), "out_specs": P("x")}
+    f = jax.shard_map(lambda a, b, c: matmul(a, b, bias=c, residual=a), mesh=mesh, **specs)
+    (call,) = calls(hlo(f, struct(64, 32), struct(32, 32), struct(32)))
+    assert call["types"] == "(tensor<1x16x32xbf16>, tensor<1x32x32xbf16>) -> tensor<1x16x32xf32>"
+
+
+def test_neither_fused_nor_alone(artifacts_dir):
+    """There is no float16 product in float32 here; the reason is the one for the whole."""
+    x, w = struct(512, 256, dtype="float16"), struct(256, 1024, dtype="float16")
+    with pytest.raises(
+        jax_bwgemm.FallbackError, match=r"float16 .* relu: no cubin sm_90a_f16_f16_f16_knn_\S+_relu in "
+    ):
+        hlo(lambda a, b: matmul(a, b, activation="relu"), x, w)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="a residual requires a Blackwell kernel") as caught:
+        text = hlo(lambda a, b: matmul(a, b, residual=jnp.ones((512, 1024)), on_fallback="warn"), x, w)
+    assert not calls(text) and len(caught) == 1
+
+
+def test_users_tile_for_the_product_alone(artifacts_dir):
+    """Legal for the product, not for its epilogue on this device."""
+    tile = "128x128x64_cta1_cluster1x1"
+    (call,) = calls(hlo(lambda a, b, r: matmul(a, b, residual=r, tile=tile), X, W, RESIDUAL))
+    assert tile in call["variant"] and "_f32_" in call["variant"]
+    with pytest.raises(ValueError, match="cannot compute .* residual on h200: `cta_group` requires 1"):
+        hlo(lambda a, b, r: matmul(a, b, residual=r, tile=Tile(256, 256, cta_group=2, cluster_m=2)), X, W, RESIDUAL)

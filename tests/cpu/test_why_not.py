@@ -1,0 +1,265 @@
+"""The legality rule, one case a clause."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
+
+from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.plan import candidates
+from jax_bwgemm.problem import Epilogue
+from jax_bwgemm.tile import SHIPPED_TILES, Tile, why_not, why_not_tile
+
+PAIRS = {"cta_group": 2, "cluster_m": 2}
+
+
+@pytest.mark.parametrize(
+    "tile, problem, arch",
+    [
+        (BEST_H200, PROBLEM, H200),
+        (PAIR, PROBLEM, B200),
+        (Tile(128, 144), PROBLEM, H200),
+        (Tile(64, 16), PROBLEM, H200),
+        (Tile(64, 256, pingpong=True), PROBLEM, H200),
+        (Tile(128, 256, cluster_m=4, cluster_n=4), PROBLEM, B200),
+        (Tile(128, 128, **PAIRS), PROBLEM, B200),
+        (Tile(256, 256, **PAIRS, num_accs=2), PROBLEM, B200),
+        (Tile(128, 128, cluster_k=4), PROBLEM, B200),
+        (Tile(128, 256, k_tile=32), changed(**TF32), B200),
+        (Tile(256, 256, k_tile=128, **PAIRS), changed(**INT8), B200),
+        (BEST_H200, changed(k=4095), H200),
+        (BEST_H200, changed(a_major="m", m=4095), H200),
+        (BEST_H200, changed(n=4095), H200),
+    ],
+)
+def test_legal(tile, problem, arch):
+    assert why_not(tile, problem, arch) is None
+
+
+@pytest.mark.parametrize(
+    "tile, problem, arch, sentence",
+    [
+        (
+            Tile(128, 256, k_tile=32),
+            PROBLEM,
+            H200,
+            "`k_tile` requires 64 elements (128 bytes), got 32",
+        ),
+        (
+            Tile(128, 256, cluster_m=3),
+            PROBLEM,
+            H200,
+            "a cluster requires powers of two and at most 16 CTAs, got 3x1x1",
+        ),
+        (
+            Tile(128, 256, cluster_m=8, cluster_n=4),
+            PROBLEM,
+            H200,
+            "a cluster requires powers of two and at most 16 CTAs, got 8x4x1",
+        ),
+        (
+            Tile(128, 128, cluster_m=2, cluster_k=2),
+            PROBLEM,
+            H200,
+            "`cluster_k` above 1 requires cluster 1x1 and one accumulator, got 128x128x64_cta1_cluster2x1x2",
+        ),
+        (
+            PAIR,
+            PROBLEM,
+            H200,
+            "`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got 2",
+        ),
+        (
+            Tile(96, 256),
+            PROBLEM,
+            H200,
+            "`mma_m` requires one of (64, 128, 256) on sm_90a, got 96",
+        ),
+        (
+            Tile(128, 100),
+            PROBLEM,
+            H200,
+            "`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got 100",
+        ),
+        (
+            Tile(256, 256),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread, got 256 for 256x256",
+        ),
+        (
+            Tile(128, 256, pingpong=True),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread, got 256 for 128x256",
+        ),
+        (
+            Tile(256, 64, pingpong=True),
+            PROBLEM,
+            H200,
+            "`mma_m` requires one of (64, 128) on sm_90a, got 256",
+        ),
+        (
+            Tile(128, 128, num_accs=2),
+            PROBLEM,
+            H200,
+            "`num_accs` requires 1 on sm_90a (its accumulators are registers), got 2",
+        ),
+        (
+            Tile(128, 256, pingpong=True),
+            PROBLEM,
+            B200,
+            "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True",
+        ),
+        (
+            Tile(128, 256, cta_group=3),
+            PROBLEM,
+            B200,
+            "`cluster_m` requires a multiple of cta_group 3, got 1",
+        ),
+        (
+            Tile(256, 256),
+            PROBLEM,
+            B200,
+            "`mma_m` requires one of (64, 128) for cta_group 1, got 256",
+        ),
+        (
+            Tile(64, 256, **PAIRS),
+            PROBLEM,
+            B200,
+            "`mma_m` requires one of (128, 256) for cta_group 2, got 64",
+        ),
+        (
+            Tile(128, 512),
+            PROBLEM,
+            B200,
+            "`mma_n` requires a multiple of 16 in 16..256 for cta_group 1, got 512",
+        ),
+        (
+            Tile(256, 208, **PAIRS),
+            PROBLEM,
+            B200,
+            "`mma_n` requires a multiple of 32 in 32..256 for cta_group 2, got 208",
+        ),
+        (
+            Tile(256, 256, cta_group=2),
+            PROBLEM,
+            B200,
+            "`cluster_m` requires a multiple of cta_group 2, got 1",
+        ),
+        (
+            Tile(64, 128, num_accs=2),
+            PROBLEM,
+            B200,
+            "`num_accs` requires 1, or 2 where an MMA fills the 128 TMEM lanes, got 2 for mma_m 64",
+        ),
+        (
+            Tile(128, 256, num_accs=3),
+            PROBLEM,
+            B200,
+            "`num_accs` requires 1, or 2 where an MMA fills the 128 TMEM lanes, got 3 for mma_m 128",
+        ),
+        (
+            BEST_H200,
+            changed(a_dtype="float32"),
+            H200,
+            (
+                "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16,"
+                " float16 or float32, both the same, got float32 and bfloat16"
+            ),
+        ),
+        (
+            BEST_H200,
+            changed(b_dtype="float16"),
+            H200,
+            (
+                "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16,"
+                " float16 or float32, both the same, got bfloat16 and float16"
+            ),
+        ),
+        (
+            BEST_H200,
+            changed(out_dtype="int8"),
+            H200,
+            (
+                "the result of bfloat16 and bfloat16 requires bfloat16 or float16 or float32 or float8_e4m3"
+                "fn or float8_e5m2, got int8"
+            ),
+        ),
+        (
+            PAIR,
+            changed(**INT8 | {"out_dtype": "bfloat16"}),
+            B200,
+            "the result of int8 and uint8 requires int32, got bfloat16",
+        ),
+        (
+            BEST_H200,
+            changed(a_major="n"),
+            H200,
+            "majors require a in ('k', 'm'), b in ('n', 'k') and the result in ('n', 'm'), got 'n', 'n' and 'n'",
+        ),
+        (
+            BEST_H200,
+            changed(**TF32),
+            H200,
+            "sm_90a requires operands of 1 or 2 bytes: its wgmma for TF32 is not built, got float32",
+        ),
+        (
+            Tile(128, 256, k_tile=128),
+            changed(**FP8 | {"b_major": "n"}),
+            H200,
+            "sm_90a requires both operands k-major for 1-byte dtypes (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
+        ),
+        (
+            PAIR,
+            changed(**INT8),
+            ARCHS["b300"],
+            "sm_103a has no tensor core instruction for int8",
+        ),
+        (
+            BEST_H200,
+            changed(m=0),
+            H200,
+            "`m` requires 1..2147483647, got 0",
+        ),
+        (
+            BEST_H200,
+            changed(k=2**31),
+            H200,
+            "`k` requires 1..2147483647, got 2147483648",
+        ),
+        (
+            BEST_H200,
+            changed(c_major="m", epilogue=Epilogue(1.0, True)),
+            H200,
+            "a bias requires an n-major result, got c_major 'm'",
+        ),
+    ],
+)
+def test_why_not(tile, problem, arch, sentence):
+    assert why_not(tile, problem, arch) == sentence
+
+
+def test_pipeline_needs_three_stages():
+    small = dataclasses.replace(H200, smem_bytes=96 * 1024)
+    sentence = "a pipeline requires 3 stages in 98304 bytes of shared memory, got 1"
+    assert why_not_tile(BEST_H200, PROBLEM, small) == sentence
+
+
+def test_tmem_is_limited():
+    small = dataclasses.replace(B200, tmem_cols=128)
+    assert why_not_tile(PAIR, PROBLEM, small) == "accumulators require at most 128 TMEM columns, got 256"
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda a: a.name)
+def test_every_shipped_tile_is_legal(arch):
+    for candidate in candidates(PROBLEM, arch):
+        assert why_not(candidate.tile, candidate.problem, arch) is None
+        assert Tile.from_str(str(candidate.tile)) == candidate.tile
+
+
+def test_shipped_tiles_are_distinct():
+    for tiles in SHIPPED_TILES.values():
+        assert len(set(tiles)) == len(tiles)

@@ -1,0 +1,81 @@
+"""Hopper's split tail on a GPU: forced numbers of parts, the same bits launch after launch, workspaces that meet."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.artifacts import Entry
+from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
+from tests.cases import Case, check_case
+from tests.gpu.forced import forced
+from tests.gpu.test_variants import ENTRIES
+
+TAILS = [entry for entry in ENTRIES if entry.variant.tile.split_tail]
+PLAIN = [
+    e for e in TAILS if (e.variant.a_dtype, e.variant.epilogue, e.variant.store) == ("bfloat16", "identity", "tma")
+]
+pytestmark = pytest.mark.skipif(not TAILS, reason="no kernel of this GPU's target splits its tail")
+
+
+def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int = 1) -> Case:
+    variant, tile = entry.variant, entry.variant.tile
+    step = 16 // min(DTYPE_BYTES[variant.a_dtype], DTYPE_BYTES[variant.out_dtype]) - (variant.store == "threads")
+    return Case(
+        tiles_m * tile.cluster_m * tile.cta_m - step, tiles_n * tile.cluster_n * tile.mma_n - step,
+        k_tiles * tile.k_tile - step, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
+        batch, 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
+        "relu" if "relu" in variant.epilogue else None, variant.b_dtype, variant.c_major,
+    )  # fmt: skip
+
+
+def problem_of(case: Case) -> Problem:
+    epilogue = Epilogue(case.alpha, case.has_bias, case.activation)
+    return Problem(
+        case.m, case.n, case.k, case.batch, case.dtype, case.b_dtype or case.dtype, case.out_dtype, case.a_major,
+        case.b_major, case.a_batch, case.b_batch, epilogue, case.c_major,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", TAILS, ids=lambda e: e.name)
+def test_any_number_of_parts(entry: Entry, arch: Arch) -> None:
+    """Fewer tiles than clusters, and more; parts that are too many for the clusters or the k tiles."""
+    clusters = arch.max_clusters(entry.variant.tile.cluster_ctas)
+    for seed, (tiles_m, tiles_n, k_tiles, parts) in enumerate(
+        ((1, 1, 24, 2), (1, 3, 24, 7), (2, 2, 5, 9), (1, 2, 40, 300), (1, clusters + 2, 12, 6))
+    ):
+        case = case_of(entry, tiles_m, tiles_n, k_tiles)
+        a, b, bias = case.inputs(seed)
+        product = jax.jit(forced(entry, problem_of(case), arch, tail_parts=parts))
+        got = np.asarray(product(*(jnp.asarray(x) for x in (a, b, bias) if x is not None)))
+        check_case(got if case.c_major == "n" else got.swapaxes(1, 2), case.reference(a, b, bias), case)
+
+
+@pytest.mark.parametrize("entry", PLAIN, ids=lambda e: e.name)
+def test_the_same_bits_every_time(entry: Entry, arch: Arch) -> None:
+    """Also between other products, whose workspaces take turns in the same memory, and in a loop on the device."""
+    case, other = case_of(entry, 1, 3, 48), case_of(entry, 2, 1, 33)
+    a, b = map(jnp.asarray, case.inputs(1)[:2])
+    x, y = map(jnp.asarray, other.inputs(2)[:2])
+    product = forced(entry, problem_of(case), arch, tail_parts=5)
+    between = forced(entry, problem_of(other), arch, tail_parts=4)
+    first = np.asarray(jax.jit(product)(a, b))
+
+    @jax.jit
+    def both(a: jax.Array, b: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return product(a, b), between(x, y), product(a, b)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def looped(a: jax.Array, b: jax.Array, times: int) -> jax.Array:
+        start = jnp.zeros(first.shape, first.dtype)
+        return jax.lax.fori_loop(0, times, lambda _, last: product(a + 0 * last[:, :1, :1], b), start)
+
+    for _ in range(20):
+        one, _, two = both(a, b, x, y)
+        assert np.array_equal(np.asarray(one), first) and np.array_equal(np.asarray(two), first)
+    assert np.array_equal(np.asarray(looped(a, b, 200)), first)
