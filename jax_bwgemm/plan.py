@@ -14,6 +14,7 @@ from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_til
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
+NOISE = 1.01  # measured times that are closer change places from one tuning to the next, on an H200
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster may leave some of a GPC empty, which `cost` ignores
 SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
@@ -103,7 +104,8 @@ def plan(
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
-    That is the tile of the least measured time; where none was measured, of the least predicted one. Among tiles that
+    That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
+    none was measured, of the least predicted one. Among tiles that
     are predicted to tie, it is the one that reads least from the L2 cache: large products are limited by power, and
     moving data costs power. A cluster of more than two CTAs wins no tie against a smaller one: on top of CTA pairs,
     multicast gained nothing in the published figures.
@@ -127,7 +129,7 @@ def plan(
     if judged[0].reason is not None:
         return Plan(problem, arch, judged, reason=judged[0].reason)
     is_measured = judged[0].measured_us is not None
-    best = judged[0] if is_measured else _best(judged, arch)
+    best = _fastest(judged) if is_measured else _best(judged, arch)
     seen = best.problem
     group, along_n = raster(best.tile, seen, arch)
     a_l2, b_l2 = l2_hints(best.tile, seen, arch)
@@ -205,6 +207,13 @@ def _judge(
         return dataclasses.replace(candidate, reason=reason)
     reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
+
+
+def _fastest(judged: tuple[Candidate, ...]) -> Candidate:
+    """Of measured candidates, the fastest first: among those that tie with it, what the model prefers."""
+    least = judged[0].measured_us or 0.0
+    tied = [c for c in judged if c.reason is None and c.measured_us and c.measured_us <= NOISE * least]
+    return min(tied, key=lambda candidate: candidate.cost.us if candidate.cost else math.inf)
 
 
 def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:

@@ -65,8 +65,9 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     return "CUPTI kernel time", _kernel_clock
 
 
-def kernel_times(function: Any, rounds: int, *args: Any) -> list[tuple[str, float]]:
-    """(symbol, microseconds) of every kernel that `rounds` calls run; two calls before them are not measured.
+def kernel_times(function: Any, rounds: int, *args: Any, pause_s: float = 0.0) -> list[tuple[str, float]]:
+    """(symbol, microseconds) of every kernel that `rounds` calls run, a pause of `pause_s` seconds behind each; two
+    calls before them are not measured.
 
     ValueError without CUPTI, of which a process has one user at a time.
     """
@@ -74,12 +75,18 @@ def kernel_times(function: Any, rounds: int, *args: Any) -> list[tuple[str, floa
     try:
         from jax.experimental.mosaic.gpu import profiler
 
-        found = profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
+        if pause_s:
+            measured, found = profiler.measure(function, aggregate=False), []
+            for _ in range(rounds):
+                found.append(measured(*args)[1] or [])
+                time.sleep(pause_s)
+        else:
+            found = profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
     except Exception as error:  # an optional private tool, that fails in ways of its own
         raise ValueError(
             f"timing single kernels requires CUPTI, which jax's own package for CUDA has: {error}"
         ) from error
-    calls = found if rounds > 1 else [found]
+    calls = found if pause_s or rounds > 1 else [found]
     return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]
 
 
