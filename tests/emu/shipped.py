@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gzip
+import pathlib
+import shutil
 
 from jax_bwgemm import artifacts
 from jax_bwgemm.emulator import parse
@@ -29,6 +31,16 @@ def ptx(name: str) -> str:
     """The text of a built variant."""
     paths = [directory / f"{name}.ptx.gz" for directory in artifacts.artifact_dirs()]
     return gzip.decompress(next(path for path in paths if path.exists()).read_bytes()).decode()
+
+
+def copy_alone(variant: Variant, directory: pathlib.Path) -> pathlib.Path:
+    """Makes an artifact directory with one built variant; returns its PTX."""
+    entry, source = artifacts.find(variant), artifacts.find_ptx(variant)
+    assert not isinstance(entry, str) and not isinstance(source, str)
+    artifacts.write_manifest(directory, [entry])
+    for suffix in (".cubin", ".ptx.gz"):
+        shutil.copy(source.with_name(entry.name + suffix), directory)
+    return directory / source.name
 
 
 @functools.cache

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
@@ -18,6 +20,7 @@ from tests.emu.mutant import KERNELS
 from tests.emu.shipped import facts, module, ptx, variants, why_missing
 
 BLACKWELL = variants("sm_100a")
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 def hopper_sample() -> list[Variant]:
@@ -45,29 +48,24 @@ def odd(variant: Variant) -> Case:
     return dataclasses.replace(case, batch=2, a_batch=1 + (not shares_a), b_batch=1 + shares_a)
 
 
+def run(variant: Variant, case: Case, operands: Operands, schedule: Schedule, **launch: Any) -> np.ndarray:
+    """What the variant's kernel makes of `operands`: a, b, bias and residual."""
+    a, b, bias, residual = operands
+    kernel = module(variant.name), facts(variant)
+    options = {"schedule": schedule, "strict_tmem_wait": True} | launch
+    return run_matmul(*kernel, a, b, case.alpha, bias, residual, **options)[0]
+
+
 def run_schedules(variant: Variant, case: Case) -> None:
     """All five schedules, from a seed of the variant's own; every other one on a single cluster."""
     if reason := why_missing(variant):
         pytest.skip(reason)
     seed = zlib.crc32(variant.name.encode()) % 1000 + 1
-    a, b, bias = case.inputs(seed)
-    residual = case.residual(seed)
-    want = case.reference(a, b, bias, residual)
+    operands = *case.inputs(seed), case.residual(seed)
+    want = case.reference(*operands)
     for i, schedule in enumerate(Schedule.standard(seed)):
-        out, _ = run_matmul(
-            module(variant.name),
-            facts(variant),
-            a,
-            b,
-            case.alpha,
-            bias,
-            residual,
-            max_clusters=(1, None)[i % 2],
-            raster_group=1 + i % 2,
-            raster_along_n=i // 2 % 2,
-            schedule=schedule,
-            strict_tmem_wait=True,
-        )
+        raster = {"raster_group": 1 + i % 2, "raster_along_n": i // 2 % 2}
+        out = run(variant, case, operands, schedule, max_clusters=(1, None)[i % 2], **raster)
         check_case(out, want, case)
 
 
@@ -101,22 +99,9 @@ def test_extreme_shapes(variant: Variant) -> None:
     if reason := why_missing(variant):
         pytest.skip(reason)
     for seed, case in enumerate(extremes(variant)):
-        a, b, bias = case.inputs(seed)
-        residual = case.residual(seed)
-        schedule = Schedule.standard(seed)[seed]
-        out, _ = run_matmul(
-            module(variant.name),
-            facts(variant),
-            a,
-            b,
-            case.alpha,
-            bias,
-            residual,
-            max_clusters=2,
-            schedule=schedule,
-            strict_tmem_wait=True,
-        )
-        check_case(out, case.reference(a, b, bias, residual), case)
+        operands = *case.inputs(seed), case.residual(seed)
+        out = run(variant, case, operands, Schedule.standard(seed)[seed], max_clusters=2)
+        check_case(out, case.reference(*operands), case)
 
 
 @pytest.mark.parametrize("variant", KERNELS.values(), ids=lambda variant: variant.name)

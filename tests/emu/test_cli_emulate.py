@@ -5,15 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
-import shutil
 
 import pytest
 
-from jax_bwgemm import artifacts, ffi
+from jax_bwgemm import ffi
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
-from tests.emu.shipped import why_missing
+from tests.emu.shipped import copy_alone, why_missing
 
 SINGLE = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 INTEGER = Variant("sm_100a", "int8", "int8", "int32", "k", "k", Tile(128, 128, 128))
@@ -28,13 +27,9 @@ Output = pytest.CaptureFixture[str]
 @pytest.fixture
 def own_artifacts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A directory with one kernel, of single CTAs; returns its PTX."""
-    entry, ptx = artifacts.find(SINGLE), artifacts.find_ptx(SINGLE)
-    assert not isinstance(entry, str) and not isinstance(ptx, str)
-    artifacts.write_manifest(tmp_path, [entry])
-    for suffix in (".cubin", ".ptx.gz"):
-        shutil.copy(ptx.with_name(entry.name + suffix), tmp_path)
+    ptx = copy_alone(SINGLE, tmp_path)
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-    return tmp_path / ptx.name
+    return ptx
 
 
 def break_kernel(ptx: pathlib.Path, old: str, new: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, decision, emulated, ffi
+from jax_bwgemm import decision, emulated, ffi
 from jax_bwgemm.config import FallbackError, FallbackWarning
 from jax_bwgemm.decision import decide
 from jax_bwgemm.emulator import Fault
@@ -24,7 +23,7 @@ from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, check, check_case
-from tests.emu.shipped import variants, why_missing
+from tests.emu.shipped import copy_alone, variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100a") + variants("sm_90a"))), None)
@@ -337,13 +336,9 @@ def compiles_anew() -> Iterator[None]:
 @pytest.fixture
 def own_artifacts(compiles_anew: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A directory with one kernel, a pair's; returns its PTX."""
-    entry, ptx = artifacts.find(PAIR_VARIANT), artifacts.find_ptx(PAIR_VARIANT)
-    assert not isinstance(entry, str) and not isinstance(ptx, str)
-    artifacts.write_manifest(tmp_path, [entry])
-    for suffix in (".cubin", ".ptx.gz"):
-        shutil.copy(ptx.with_name(entry.name + suffix), tmp_path)
+    ptx = copy_alone(PAIR_VARIANT, tmp_path)
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-    return tmp_path / ptx.name
+    return ptx
 
 
 def test_missing_ptx_falls_back(own_artifacts: pathlib.Path) -> None:

@@ -1,0 +1,215 @@
+"""The store of the Hopper GEMM; `sm90` has its kernel, its main loop and the timetable of its roles.
+
+A consumer warpgroup's way from its accumulators to its own rows of the result, box by box: epilogue, rounding, and
+publish (`gemm.Gemm.publish`), at once or, where the store is deferred, from the registers that hold what was rounded.
+In a split along k it first leaves its boxes where the other CTAs add them (`split_k`), in a split tail those of all
+parts but the last (`split_tail`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Int32, Uint32, cute
+from cutlass.cute.nvgpu import warp
+from cutlass.tensor_utils import LayoutEnum
+
+from jax_bwgemm.kernels import split_k, split_tail
+from jax_bwgemm.kernels.epilogue import fragment_runs
+from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
+from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.split_tail import Item, Tail
+from jax_bwgemm.tile import defers_store
+from jax_bwgemm.variant import Variant
+
+WARPGROUP_THREADS = 128
+STORE_BARRIER = 1  # named barriers: STORE_BARRIER + w, the threads of consumer warpgroup w; 0 is the CTA's,
+TURN_BARRIER = 3  # TURN_BARRIER + w: the other warpgroup arrives, w waits for its turn,
+PARTS_BARRIER = 5  # and all consumers, once their accumulators are complete
+
+
+class Sm90Store(Gemm):
+    """What a consumer warpgroup does with the sums of a tile, and which of them it has."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__(variant)
+        tile = variant.tile
+        self.warpgroups = tile.num_consumer_warpgroups
+        self.consumers = self.warpgroups * WARPGROUP_THREADS
+        self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
+        self.boxes_n = tile.mma_n // self.store_cols
+        self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
+
+    @cute.jit
+    def store(
+        self, acc: cute.Tensor, outlet: Outlet, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+    ) -> None:
+        """Registers -> epilogue -> smem box -> the result, box after box from `at` on; each goes to the next buffer."""
+        flat = cute.coalesce(acc)
+        self.reclaim(group, WARPGROUP_THREADS)
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            self.finish_box(values, outlet, self.box_at(at, box), buffer_of(box), group, sizes, args)
+
+    @cute.jit
+    def store_split(
+        self,
+        acc: cute.Tensor,
+        outlet: Outlet,
+        split: KSplit,
+        phase: Int32,
+        at: Any,
+        group: StoreGroup,
+        tidx: Int32,
+        walk: Walk,
+        sizes: Sizes,
+        args: tuple[Any, ...],
+    ) -> None:
+        """The same for a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
+        tile = self.tile
+        flat = cute.coalesce(acc)
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            if walk.k_count == 0:  # not `acc`: a write to it could move before the wait for the wgmmas
+                values.fill(0)
+            split_k.leave_part(split, values, box, tidx, self.consumers)
+        split_k.meet(split, tile, walk.x, phase)
+        self.reclaim(group, WARPGROUP_THREADS)
+        values = cute.make_rmem_tensor(cute.size(acc) // self.boxes, self.acc_dtype)
+        for i in cutlass.range_constexpr(-(-self.boxes // tile.cluster_k)):
+            box = i * tile.cluster_k + walk.z
+            if box < self.boxes:
+                split_k.add_parts(split, values, box, tidx, self.consumers, tile, walk.x)
+                self.finish_box(values, outlet, self.box_at(at, box), buffer_of(i), group, sizes, args)
+        split_k.part(split, tile, walk.x, phase)
+
+    @cute.jit
+    def round(
+        self, acc: cute.Tensor, held: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+    ) -> None:
+        """Epilogue and rounding of all boxes, which leave later."""
+        flat = cute.coalesce(acc)
+        count = cutlass.const_expr(cute.size(flat) // self.boxes)
+        for box in cutlass.range_constexpr(self.boxes):
+            values = self.values_of(flat, box)
+            self.apply_epilogue(values, self.box_at(at, box), group, sizes, args)
+            cute.make_tensor(held.iterator + box * count, cute.make_layout(count)).store(
+                values.load().to(self.out_dtype)
+            )
+
+    @cute.jit
+    def store_held(
+        self, held: cute.Tensor, outlet: Outlet, at: Any, box: Int32, group: StoreGroup, sizes: Sizes
+    ) -> Int32:
+        """The next box, if one is left. Registers have no run-time index, hence a branch for each."""
+        count = cutlass.const_expr(cute.size(held) // self.boxes)
+        for i in cutlass.range_constexpr(self.boxes):
+            if box == i:
+                if cutlass.const_expr(i == 0):
+                    self.reclaim(group, WARPGROUP_THREADS)
+                rounded = cute.make_tensor(held.iterator + i * count, cute.make_layout(cute.shape(outlet.Rs)[:3]))
+                self.publish(outlet, rounded, self.box_at(at, i), buffer_of(i), group, WARPGROUP_THREADS, sizes)
+        return box + 1
+
+    @cute.jit
+    def store_rest(
+        self, held: cute.Tensor, outlet: Outlet, at: Any, box: Int32, group: StoreGroup, sizes: Sizes
+    ) -> None:
+        """What a main loop of few stages left."""
+        while box < self.boxes:
+            box = self.store_held(held, outlet, at, box, group, sizes)
+
+    @cute.jit
+    def leave_part(self, acc: cute.Tensor, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
+        """A part of a tile of the tail that is not the last one: to the workspace."""
+        if cutlass.const_expr(self.tile.split_tail):
+            slot = self.slot(walk, walk.first)
+            split_tail.leave_part(
+                self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
+            )
+
+    @cute.jit
+    def add_parts(self, acc: cute.Tensor, item: Item, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
+        """The last part: `acc` += the others', in the order of k."""
+        if cutlass.const_expr(self.tile.split_tail):
+            for part in cutlass.range(item.last, unroll=1):
+                slot = self.slot(walk, walk.first - (item.last - part) * self.tail(walk).tiles)
+                split_tail.add_part(
+                    self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
+                )
+
+    def tail(self, walk: Walk) -> Tail:
+        assert walk.tail is not None  # the tile splits it
+        return walk.tail
+
+    def slot(self, walk: Walk, cluster: Uint32) -> Int32:
+        """Of the workspace: that of the CTA at this one's place in a cluster."""
+        return Int32(cluster) * self.tile.cluster_ctas + walk.y * self.tile.cluster_m + walk.x
+
+    @cute.jit
+    def finish_box(
+        self,
+        values: cute.Tensor,
+        outlet: Outlet,
+        at: Any,
+        stage: cutlass.Constexpr,
+        group: StoreGroup,
+        sizes: Sizes,
+        args: tuple[Any, ...],
+    ) -> None:
+        """A box of finished sums: epilogue, rounding, and out."""
+        self.apply_epilogue(values, at, group, sizes, args)
+        rounded = cute.make_rmem_tensor(
+            cute.size(values) if cutlass.const_expr(self.by_rows) else cute.shape(outlet.Rs)[:3], self.out_dtype
+        )
+        rounded.store(values.load().to(self.out_dtype))
+        self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
+
+    @cute.jit
+    def apply_epilogue(
+        self, values: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+    ) -> None:
+        column = at[1] * self.store_cols + group.tidx % 4 * 2
+        runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
+        self.epilogue.apply(values, runs, column, sizes.n, args)
+
+    def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:
+        """One warpgroup's way out, box by box; stmatrix where elements have 16 bits and TMA stores them. `mma`: of one
+        warpgroup."""
+        if cutlass.const_expr(self.by_rows):
+            return self.row_outlet(out, mC, sC, group, WARPGROUP_THREADS)
+        enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
+        stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(self.c_major == "m", 4), self.out_dtype)
+        r2s = cute.make_tiled_copy_S(
+            sm90.get_smem_store_op(enum, self.out_dtype, self.acc_dtype),
+            cute.make_tiled_copy_C_atom(stmatrix, mma),
+        )
+        own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
+        Rs = r2s.get_slice(group.tidx).partition_D(own)  # (R2S, R2S_M, R2S_N, stage)
+        return Outlet(r2s, Rs, own, out, mC)
+
+    def store_group(self, tidx: Int32) -> StoreGroup:
+        idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
+        own = tidx % WARPGROUP_THREADS
+        return StoreGroup(idx, own, cute.arch.make_warp_uniform(own // 32) == 0, STORE_BARRIER + idx)
+
+    def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
+        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8."""
+        count = cute.size(flat) // self.boxes
+        values = cute.make_rmem_tensor(count, self.acc_dtype)
+        for i in range(count):
+            values[i] = flat[box * count + i]
+        return values
+
+    def first_box(self, walk: Walk, item: Item, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
+        """(m, n, l) in boxes of a warpgroup's first box of a tile; the shuffles keep it where it is called."""
+        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, item.tile_idx))
+        slabs = self.tile.cta_m // self.store_rows
+        return m_idx * slabs + group.idx % self.side_by_side, n_idx * self.boxes_n, l_idx
+
+    def box_at(self, at: Any, box: Any) -> Any:
+        """(m, n, l) in boxes of a warpgroup's `box`-th box; `at` has its first. Slabs lie side by side in turns."""
+        return at[0] + box // self.boxes_n * self.side_by_side, at[1] + box % self.boxes_n, at[2]
