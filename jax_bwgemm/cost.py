@@ -262,7 +262,8 @@ def epilogue_cycles(
     """Conversion and store of one CTA's part of the result."""
     elems = tile.cta_m * tile.mma_n / tile.cluster_k
     if store == "threads":
-        return (HOPPER_THREAD_STORE_CYCLES if family(arch.target) == "hopper" else THREAD_STORE_CYCLES) * elems
+        each = HOPPER_THREAD_STORE_CYCLES if family(arch.target) == "hopper" else THREAD_STORE_CYCLES
+        return elems * max(each, out_bytes / store_bytes_per_clk)
     is_shared = family(arch.target) == "hopper" and not tile.pingpong
     warpgroups = num_threads(tile, arch.target) // 128 - 1 if is_shared else 1
     return DRAIN_CYCLES * elems / (128 * 256 * warpgroups) + elems * out_bytes / store_bytes_per_clk

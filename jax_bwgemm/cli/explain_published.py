@@ -148,9 +148,9 @@ def _line(figure: Figure) -> str:
 def _constants() -> list[str]:
     return [
         "Fitted to the ten figures of the first two groups, four constants:",
-        f"  MEMORY_OVERLAP {model.MEMORY_OVERLAP['blackwell']:g}, START_CYCLES {model.START_CYCLES:g}, "
+        f"  MEMORY_OVERLAP {model.MEMORY_OVERLAP['blackwell']:g}, START_CYCLES {model.START_CYCLES['blackwell']:g}, "
         f"ISSUE_CYCLES {model.ISSUE_CYCLES:g}, THREAD_STORE_CYCLES {model.THREAD_STORE_CYCLES:g}",
-        f"Chosen on an H200 and kept: OVERLAP {model.OVERLAP:g}.",
+        f"Chosen on an H200 and kept: OVERLAP {model.OVERLAP['blackwell']:g}.",
         "Assumed, and kept because the figures fit better with them: the L2 cache keeps its clock while the SMs slow",
         f"  down; an operand above {model.RETAINED:g} of the cache is read again for each block of concurrent tiles.",
         "Published: MMA intervals, commit, load latency, L2 bytes a clock, the clock under load. Others: see cost.py.",

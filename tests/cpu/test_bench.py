@@ -562,7 +562,7 @@ def test_the_command_writes_shows_and_draws(
 ) -> None:
     pytest.importorskip("matplotlib")
     asked: list[bench.Settings] = []
-    monkeypatch.setattr(bench, "measure", lambda settings: asked.append(settings) or RESULT)
+    monkeypatch.setattr(bench, "measure", lambda settings, keep: asked.append(settings) or RESULT)
     command = (
         f"bench --shapes 8x8x8:f32 --peers all --seconds 0 --sustained 3 --json {tmp_path}/r.json --plots {tmp_path}"
     )

@@ -35,8 +35,8 @@ def test_explain_takes_dtypes_majors_epilogue_and_tile(capsys: pytest.CaptureFix
 
 
 def test_explain_says_why_xla_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "512", "512", "512", "--dtype", "f32"]) == 0
-    assert "runs XLA's dot_general, because sm_90a requires operands of 1 or 2 bytes" in capsys.readouterr().out
+    assert main(["explain", "512", "512", "512", "--dtype", "s8", "--out-dtype", "s32", "--device", "b300"]) == 0
+    assert "because sm_103a has no tensor core instruction for int8" in capsys.readouterr().out
     assert main(["explain", "512", "512", "512", "--dtype", "s8"]) == 0
     assert "runs XLA's dot_general, because the result of int8 and int8 requires int32" in capsys.readouterr().out
 

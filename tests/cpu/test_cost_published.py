@@ -48,9 +48,17 @@ def test_microbenchmarks(figure: Figure) -> None:
 
 @pytest.mark.parametrize(
     ("constant", "value"),
-    [("START_CYCLES", 0), ("ISSUE_CYCLES", 0), ("THREAD_STORE_CYCLES", 0), ("RETAINED", 1.0), ("OVERLAP", 20.0)],
+    [
+        ("START_CYCLES", {"blackwell": 0}),
+        ("ISSUE_CYCLES", 0),
+        ("THREAD_STORE_CYCLES", 0),
+        ("RETAINED", 1.0),
+        ("OVERLAP", {"blackwell": 20.0}),
+    ],
 )
-def test_the_figures_would_notice(constant: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_would_notice(
+    constant: str, value: float | dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No constant is idle: without it (or with a sharp maximum) some figure moves by a hundredth or more."""
     before = [figure.predicted for figure in kernels() + ladder()]
     monkeypatch.setattr(model, constant, value)

@@ -92,7 +92,7 @@ def test_a_split_tail_is_explained_by_its_numbers():
     """20 * 20 tiles of 256x256 on 66 clusters leave 4; two CTAs a cluster, 128x256 float32 each, and the flags."""
     tail = dataclasses.replace(BEST_H200, split_tail=True)
     text = line(explained(Problem(5000, 5000, 5000), H200, (tail,)), "tail")
-    assert "the last 4 cluster tiles, fewer than the 66 clusters, are divided into 5 parts along k" in text
+    assert "the last 4 cluster tiles, fewer than the 66 clusters, are divided into 4 parts along k" in text
     assert "which meet in 17.3 MB of workspace, in the order of k" in text
     whole = line(explained(Problem(8192, 8192, 8192), H200, (tail,)), "tail")
     assert whole == "  tail:  the last 34 cluster tiles are not divided along k: no parts are predicted to gain"
@@ -146,7 +146,7 @@ def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir):
 
 def test_other_reasons(artifacts_dir):
     f32, int32 = (jax.ShapeDtypeStruct((8, 8), dtype) for dtype in (jnp.float32, jnp.int32))
-    assert "sm_90a requires operands of 1 or 2 bytes" in str(jax_bwgemm.explain(f32, f32, device="h200"))
+    assert "sm_90a requires both operands k-major for float32" in str(jax_bwgemm.explain(f32, f32, device="h200"))
     assert "operands require two of float8_e4m3fn" in str(jax_bwgemm.explain(int32, int32, device="h200"))
     exact = str(jax_bwgemm.explain(f32, f32, device="b200", precision="highest"))
     assert "runs XLA's dot_general, because" in exact and "precision" in exact

@@ -58,14 +58,14 @@ def test_attributes(artifacts_dir):
 
 
 def test_a_split_tail_has_a_second_result(artifacts_dir):
-    """2 x 4 tiles of 256x256 and 66 clusters of two CTAs; of 128 k tiles each gets 8 parts, one a cluster."""
+    """2 x 4 tiles of 256x256 and 66 clusters of two CTAs; of 128 k tiles each gets 4 parts, one a cluster."""
     tail = "128x256x64_cta1_cluster2x1_tail"
     x, w = struct(512, 8192), struct(8192, 1024)
     text = hlo(lambda a, b: matmul(a, b, tile=tail), x, w)
     (call,) = calls(text)
     result = "tensor<1x512x1024xbf16>"
     assert call["types"].endswith(f" -> ({result}, tensor<{4096 + 66 * 2 * 128 * 256 * 4}xui8>)")
-    assert (call["tail_parts"], call["pdl"]) == ("8 : i32", "0 : i32")
+    assert (call["tail_parts"], call["pdl"]) == ("4 : i32", "0 : i32")
     entry = fake_entry(Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile.from_str(tail)))
     kinds = [PARAM_KINDS[int(kind)] for kind in re.findall(r"\d+", call["params"].removeprefix("dense"))[::3]]
     assert kinds == [p.kind for p in entry.params] and kinds[-3:] == ["tail_parts", "workspace", "token"]

@@ -120,7 +120,7 @@ CHOICES = {
     "wgrad_deep": ("128x128x64_cta1_cluster1x1x2", "128x128x64_cta1_cluster1x1x2"),
     "s5000": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
     "odd_vocab": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "unaligned": ("128x192x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
+    "unaligned": ("256x128x64_cta1_cluster1x1", "256x256x64_cta2_cluster2x1"),
     "odd": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
     "bias_relu": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
     "decode16_bias": ("64x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster1x1"),
@@ -226,7 +226,7 @@ def test_ties_go_to_the_tile_that_reads_less():
 
 def test_no_candidate():
     assert plan(PROBLEM, H200, missing=lambda v: "no cubin").reason == "no cubin"
-    assert plan(changed(**TF32), H200).reason.startswith("sm_90a requires operands of 1 or 2 bytes")
+    assert plan(changed(**TF32), H200).reason.startswith("sm_90a requires both operands k-major for float32")
     assert plan(changed(**TF32), H200).variant is None
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fake_artifacts import fake_repack
-from test_lowering import calls, hlo, majors, matmul
-from test_lowering import struct as array
+from lowered import calls, hlo, majors, matmul
+from lowered import struct as array
 
 import jax_bwgemm
 from jax_bwgemm.repack import CHUNKS_PER_THREAD, INT32_MAX, NUM_THREADS, Repack
@@ -176,7 +176,7 @@ def test_blackwell_reads_any_major(repacks_dir):
 
 
 def test_without_repacks_bytes_that_are_not_k_major_are_xlas(artifacts_dir):
-    with pytest.raises(jax_bwgemm.FallbackError, match="sm_90a requires both operands k-major for 1-byte dtypes"):
+    with pytest.raises(jax_bwgemm.FallbackError, match="sm_90a requires both operands k-major for float8_e4m3fn"):
         hlo(fp8_matmul, fp8(512, 256), fp8(256, 1024))
 
 

@@ -8,10 +8,11 @@ import hashlib
 import re
 import struct
 
+import fake_machine
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_cuda_launch import (  # noqa: F401 - fixtures, and the conditions under which they work
+from fake_machine import (
     CUBIN,
     FAILED_PRECONDITION,
     INTERNAL,
@@ -21,14 +22,12 @@ from test_cuda_launch import (  # noqa: F401 - fixtures, and the conditions unde
     VARIANT,
     KernelNames,
     Machine,
-    fake_driver,
-    machine,
-    pytestmark,
 )
 
 from jax_bwgemm import ffi
 from jax_bwgemm.repack import NUM_THREADS, Repack
 
+pytestmark = fake_machine.needs
 SOURCE, OUT = 0x7F0000000006, 0x7F0000200010
 
 
@@ -55,7 +54,7 @@ def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), **fields) -> Reque
     return Request(**defaults | fields)
 
 
-def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ctypes.c_void_p]:  # noqa: F811
+def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ctypes.c_void_p]:
     known = {"variant": VARIANT, "entry": "kernel_entry", "target": "sm_90a"}
     known["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
     packed = KernelNames(**{name: value.encode() for name, value in (known | names).items()})
@@ -64,16 +63,16 @@ def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ct
     return *machine._status(function, ctypes.byref(packed), ctypes.byref(asked), ctypes.byref(call)), call
 
 
-def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: int = 0) -> tuple[int, str]:  # noqa: F811
+def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: int = 0) -> tuple[int, str]:
     return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(asked))
 
 
-def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:  # noqa: F811
+def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:
     pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, source, out)]
     return machine._status(machine.library.jbw_repack_call_execute, call, device, *pointers)
 
 
-def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:  # noqa: F811
+def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:
     code, sentence, call = create(machine, asked)
     assert (code, sentence) == (OK, "")
     machine.driver.fake_params((ctypes.c_size_t * 5)(8, 8, 4, 4, 4), ctypes.c_size_t(5))
@@ -86,7 +85,7 @@ def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:  # noqa: F811
     [(request(pdl=1), 1, 0), (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384)],
     ids=["pad", "transpose"],
 )
-def test_a_launch(machine, asked, num_ctas, smem_bytes):  # noqa: F811
+def test_a_launch(machine, asked, num_ctas, smem_bytes):
     call = ready(machine, asked)
     before = machine.library.jbw_execute_count()
     assert execute(machine, call) == (OK, "")
@@ -99,7 +98,7 @@ def test_a_launch(machine, asked, num_ctas, smem_bytes):  # noqa: F811
     machine.library.jbw_repack_call_destroy(call)
 
 
-def test_a_second_device(machine):  # noqa: F811
+def test_a_second_device(machine):
     asked = request()
     call = ready(machine, asked)
     assert execute(machine, call, device=1)[0] == INTERNAL
@@ -133,7 +132,7 @@ BF16_BUFFER = functools.partial(ffi.Buffer.of, "bfloat16")
         ),
     ],
 )
-def test_refused(machine, fields, sentence):  # noqa: F811
+def test_refused(machine, fields, sentence):
     code, message, _ = create(machine, request(**fields))
     assert code == INVALID_ARGUMENT and re.search(sentence, message)
     if "source" in fields or "out" in fields:  # the same where XLA shows no buffers until later
@@ -146,7 +145,7 @@ def test_refused(machine, fields, sentence):  # noqa: F811
         assert execute(machine, call)[0] == INTERNAL
 
 
-def test_alignment(machine):  # noqa: F811
+def test_alignment(machine):
     """The source's elements, the result's 16 bytes."""
     call = ready(machine, request())
     code, sentence = execute(machine, call, source=SOURCE + 1)
@@ -156,12 +155,12 @@ def test_alignment(machine):  # noqa: F811
     assert machine.calls("cuLaunchKernelEx") == 0
 
 
-def test_a_cubin_that_is_not_there(machine):  # noqa: F811
+def test_a_cubin_that_is_not_there(machine):
     code, sentence, _ = create(machine, request(), variant="sm_90a_pad_16bit")
     assert code == FAILED_PRECONDITION and "requires sm_90a_pad_16bit.cubin in an artifact directory" in sentence
 
 
-def test_a_failing_launch(machine):  # noqa: F811
+def test_a_failing_launch(machine):
     call = ready(machine, request())
     machine.driver.fake_fail(b"cuLaunchKernelEx", 700)
     code, sentence = execute(machine, call)

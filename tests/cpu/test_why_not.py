@@ -204,13 +204,13 @@ def test_legal(tile, problem, arch):
             BEST_H200,
             changed(**TF32),
             H200,
-            "sm_90a requires operands of 1 or 2 bytes: its wgmma for TF32 is not built, got float32",
+            "sm_90a requires both operands k-major for float32 (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
         ),
         (
             Tile(128, 256, k_tile=128),
             changed(**FP8 | {"b_major": "n"}),
             H200,
-            "sm_90a requires both operands k-major for 1-byte dtypes (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
+            "sm_90a requires both operands k-major for float8_e4m3fn (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
         ),
         (
             PAIR,
