@@ -93,6 +93,7 @@ def matmul(
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
+        For float8, the algorithm ANY_F8_ANY_F8_F32 keeps float32 in all sums, where Hopper's tensor cores do not.
       tile: a `Tile` or its name, such as "128x256x64_cta1_cluster2x1", for this product but not for its gradients; None
         lets the planner choose.
       on_fallback: "warn" (once per problem and reason), "ignore" or "error"; None for the `config`'s.

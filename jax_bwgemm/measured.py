@@ -64,7 +64,8 @@ def key(problem: Problem) -> str:
     a, b, c = (DTYPE_SHORT[dtype] for dtype in (problem.a_dtype, problem.b_dtype, problem.out_dtype))
     sizes = f"{problem.batch}*{problem.m}x{problem.n}x{problem.k}"
     operands = f"a:{problem.a_batch}:{a}:{problem.a_major} b:{problem.b_batch}:{b}:{problem.b_major}"
-    return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}"
+    promoted = " promoted" if problem.promoted else ""
+    return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}{promoted}"
 
 
 def now() -> str:

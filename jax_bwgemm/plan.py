@@ -10,7 +10,7 @@ from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.cost import RETAINED, Cost, cluster_tiles, concurrent_clusters, cost, tail_parts
 from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile, why_not
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile, needs_promotion, why_not
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
@@ -82,7 +82,8 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype; and narrow ones for its transpose, if that is `is_swappable`."""
     kind, depth = family(arch.target), k_tile(problem.a_dtype)
-    found = [Candidate(dataclasses.replace(tile, k_tile=depth), problem) for tile in shipped[kind]]
+    tiles = (tile for tile in shipped[kind] if tile.promoted == needs_promotion(problem, arch))
+    found = [Candidate(dataclasses.replace(tile, k_tile=depth), problem) for tile in tiles]
     if is_swappable(problem):
         flipped = problem.transposed
         found += [Candidate(dataclasses.replace(tile, k_tile=depth), flipped, swapped=True) for tile in narrow[kind]]

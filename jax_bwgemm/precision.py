@@ -45,6 +45,12 @@ def is_algorithm(precision: Any) -> bool:
     return isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
 
 
+def promotes(precision: Any) -> bool:
+    """Whether a canonical `precision` asks that sums of float8 products keep float32, unlike the fast accumulation
+    that None and `ANY_F8_ANY_F8_F32_FAST_ACCUM` allow."""
+    return precision is not None and precision == _PRESET.ANY_F8_ANY_F8_F32
+
+
 def why_not_precision(precision: Any, in_dtype: str) -> str | None:
     """None if a kernel for operands of `in_dtype` computes at least as precisely as a canonical `precision` asks.
 

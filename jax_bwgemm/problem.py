@@ -71,7 +71,7 @@ class Problem:
     float32 operands are rounded to TF32 by the tensor cores. A major names the contiguous dimension: `a` is stored as
     (l, m, k) if `a_major` is "k", else as (l, k, m); `b` as (l, k, n) if `b_major` is "n", else as (l, n, k); the
     result as (l, m, n) if `c_major` is "n", else as (l, n, m). An operand whose `*_batch` is 1 is shared by all
-    `batch`.
+    `batch`. `promoted`: float8 products are summed in float32 registers, which Hopper's tensor cores do not keep.
     """
 
     m: int
@@ -87,6 +87,7 @@ class Problem:
     b_batch: int = 1
     epilogue: Epilogue = Epilogue()
     c_major: str = "n"
+    promoted: bool = False
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch != 1 else ""
@@ -94,7 +95,8 @@ class Problem:
         majors = f"a:{self.a_major}-major b:{self.b_major}-major"
         if self.c_major != "n":
             majors += f" c:{self.c_major}-major"
-        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}"
+        promoted = " promoted" if self.promoted else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}{promoted}"
 
     @property
     def transposed(self) -> Problem:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm.precision import promotes
 from jax_bwgemm.problem import Epilogue, Problem
 
 Shape = tuple[int, ...]
@@ -92,6 +93,7 @@ def problem_of(
     out_dtype: Any,
     alpha: float,
     activation: str | None = None,
+    precision: Any = None,
     **_: Any,
 ) -> Problem:
     """The `Problem` that a primitive's operands (a, b, perhaps `extras`; arrays or avals) and params pose."""
@@ -99,7 +101,8 @@ def problem_of(
     batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
     epilogue = Epilogue(alpha, bias is not None, activation, residual is not None)
     dtypes = str(a.dtype), str(b.dtype), str(out_dtype)
-    return Problem(m, n, k, batch, *dtypes, a_major, b_major, a.shape[0], b.shape[0], epilogue)
+    batches = a.shape[0], b.shape[0]
+    return Problem(m, n, k, batch, *dtypes, a_major, b_major, *batches, epilogue, promoted=promotes(precision))
 
 
 def _matmul_shape_rule(a: Any, b: Any, *rest: Any, a_major: str, b_major: str, out_dtype: Any, **_: Any) -> Any:

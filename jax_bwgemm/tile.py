@@ -30,7 +30,8 @@ class Tile:
     columns of B. `num_accs` MMA tiles lie along m and share each stage of B. `k_tile` is in elements; the cluster in
     CTAs, of which `cluster_k` divide k among themselves and add their parts up. `pingpong` (Hopper): two warpgroups,
     each with a tile of its own, take turns at the tensor cores. `split_tail` (Hopper): the tiles that fill no whole
-    wave of clusters are divided along k between all of them, which meet in a workspace in global memory.
+    wave of clusters are divided along k between all of them, which meet in a workspace in global memory. `promoted`
+    (Hopper, float8): the sums of each stage are added to others in float32 registers.
     """
 
     mma_m: int
@@ -43,6 +44,7 @@ class Tile:
     num_accs: int = 1
     pingpong: bool = False
     split_tail: bool = False
+    promoted: bool = False
 
     @property
     def cta_m(self) -> int:
@@ -68,12 +70,15 @@ class Tile:
         accs = f"_acc{self.num_accs}" if self.num_accs > 1 else ""
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
         ways = ("_pingpong" if self.pingpong else "") + ("_tail" if self.split_tail else "")
+        ways += "_promoted" if self.promoted else ""
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
     def from_str(cls, text: str) -> Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
-        pattern = r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_tail)?"
+        pattern = (
+            r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_tail)?(_promoted)?"
+        )
         match = re.fullmatch(pattern, text)
         if match is None:
             raise ValueError(f"`tile` requires the form '128x256x64_cta1_cluster2x1', got {text!r}")
@@ -107,6 +112,8 @@ SHIPPED_TILES = {
         Tile(128, 128, cluster_m=2, split_tail=True),
         Tile(128, 96, cluster_m=2),
         Tile(128, 96),
+        Tile(128, 128, cluster_m=2, promoted=True),
+        Tile(128, 128, promoted=True),
     ),
     "blackwell": (
         Tile(256, 256, cta_group=2, cluster_m=2),
@@ -195,7 +202,7 @@ def defers_store(tile: Tile, out_dtype: str, store: str, target: str) -> bool:
     if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
-    return sums + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
+    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
 
 
 def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
@@ -368,6 +375,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     for operand, major in (("a", problem.a_major), ("b", problem.b_major)):
         if reason := _why_not_load(tile, operand, major, problem.a_dtype):
             return reason
+    if reason := _why_not_promoted(tile, problem, arch):
+        return reason
     if problem.epilogue.has_residual:
         if family(arch.target) == "hopper":
             return "a residual requires a Blackwell kernel: sm_90a has no warp that loads it, got one"
@@ -379,6 +388,21 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     exchange = 4 * tile.cta_m * tile.mma_n
     if tile.cluster_k > 1 and exchange > stages * stage_bytes(tile, problem.a_dtype):
         return f"`cluster_k` requires an accumulator that fits the stages it is exchanged through, got {exchange} bytes"
+    return None
+
+
+def needs_promotion(problem: Problem, arch: Arch) -> bool:
+    """Whether the problem wants float32 sums that the device's tensor cores do not keep."""
+    return problem.promoted and problem.a_dtype in FP8_DTYPES and family(arch.target) == "hopper"
+
+
+def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    is_needed = needs_promotion(problem, arch)
+    if is_needed != tile.promoted:
+        rule = "a tile with `promoted`" if is_needed else "float8 operands, sm_90a and the algorithm ANY_F8_ANY_F8_F32"
+        return f"{'promoted sums require' if is_needed else '`promoted` requires'} {rule}, got {problem} in {tile}"
+    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.split_tail):
+        return f"`promoted` requires no ping-pong and no split along k, got {tile}"
     return None
 
 
@@ -422,14 +446,17 @@ def _why_not_hopper(tile: Tile) -> str | None:
     if tile.mma_n % 16 or not 16 <= tile.mma_n <= 256:
         return f"`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got {tile.mma_n}"
     regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
-    if regs > 128:
-        return f"an accumulator requires at most 128 registers a thread, got {regs} for {tile.mma_m}x{tile.mma_n}"
+    most = 64 if tile.promoted else 128
+    if regs > most:
+        return f"an accumulator requires at most {most} registers a thread, got {regs} for {tile}"
     return None
 
 
 def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
     if tile.pingpong:
         return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
+    if tile.promoted:
+        return "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32, got True"
     if tile.split_tail:
         return "`split_tail` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
     if tile.cta_group not in (1, 2):

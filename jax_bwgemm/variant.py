@@ -91,6 +91,7 @@ def why_not_variant(variant: Variant) -> str | None:
         b_major=variant.b_major,
         c_major=variant.c_major,
         epilogue=epilogue,
+        promoted=variant.tile.promoted,
     )
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     return why_not(variant.tile, problem, arch)

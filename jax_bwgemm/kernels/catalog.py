@@ -63,7 +63,8 @@ HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, HALF),
-        Row(SHIPPED_TILES["hopper"][9:], SAME[:1]),
+        Row(tuple(tile for tile in SHIPPED_TILES["hopper"][9:] if not tile.promoted), SAME[:1]),
+        Row(tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted), (*FP8, *MIXED_FP8), ("kk",)),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.

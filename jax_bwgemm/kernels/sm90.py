@@ -320,24 +320,37 @@ class Sm90Gemm(Sm90Store):
         """`acc` = the sum over an item's stages from `read` on, at least one. Returns the state behind them, that of
         the last one, which the last wgmmas still read, the tile's first box, and the next box of `held`."""
         mma = self.tiled_mma(self.side_by_side)
+        promoted = cutlass.const_expr(self.tile.promoted)
+        sums = cute.make_rmem_tensor(acc.shape, self.acc_dtype) if promoted else acc  # of one stage, or of all
         release = read.clone()
         warpgroup.fence()
         mma.set(warpgroup.Field.ACCUMULATE, False)
         ab.consumer_wait(read)
         for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
+            cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)
             mma.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
+        if cutlass.const_expr(promoted):
+            warpgroup.wait_group(0)
+            acc.store(sums.load())
         read.advance()
         at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
+            if cutlass.const_expr(promoted):
+                warpgroup.fence()
+                mma.set(warpgroup.Field.ACCUMULATE, False)
             for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-                cute.gemm(mma, acc, fA[None, None, kb, read.index], fB[None, None, kb, read.index], acc)
+                cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)
+                mma.set(warpgroup.Field.ACCUMULATE, True)
             warpgroup.commit_group()
             if cutlass.const_expr(self.defers_store):
                 box = self.store_held(held, outlet, held_at, box, group, sizes)
-            warpgroup.wait_group(1)  # the group before this one has read its stage
+            if cutlass.const_expr(promoted):
+                warpgroup.wait_group(0)
+                acc.store(acc.load() + sums.load())
+            else:
+                warpgroup.wait_group(1)  # the group before this one has read its stage
             ab.consumer_release(release)
             read.advance()
             release.advance()

@@ -44,6 +44,8 @@ VARIANTS = [
     variant(Tile(64, 176, cluster_m=2), majors="mnn"),
     variant(Tile(128, 64, 128), ("float8_e4m3fn", "float8_e5m2", "float8_e5m2"), "kkn"),
     variant(Tile(64, 64, 128), ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fn"), "kkm"),
+    variant(Tile(128, 128, 128, cluster_m=2, promoted=True), ("float8_e4m3fn", "float8_e5m2", "bfloat16"), "kkn"),
+    variant(Tile(64, 48, 128, promoted=True), ("float8_e4m3fn", "float8_e4m3fn", "float32"), "kkm"),
 ]
 
 
