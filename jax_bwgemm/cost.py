@@ -14,7 +14,8 @@ other, the root mean square of the errors below is 3.9 % instead of 1.7 %.
 The constants of the first group below say what they are: published, measured or assumed. Those of the second are
 fitted: Blackwell's to ten figures, which `python -m jax_bwgemm explain --published` prints with the error of each;
 Hopper's to the kernel times of 120 random products and of the benchmark's on an H200. What they are worth is measured:
-`python -m jax_bwgemm bench --regret 200` prints what the model's choices lose on a GPU.
+`python -m jax_bwgemm bench --regret 200` prints what the model's choices lose on a GPU, and `bench --fit` refits
+Hopper's constants to what it wrote.
 """
 
 from __future__ import annotations

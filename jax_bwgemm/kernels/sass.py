@@ -50,11 +50,16 @@ def disassemble(codes: Sequence[bytes], target: str) -> list[list[str]]:
     return opcodes
 
 
-def count(opcodes: Sequence[str], kernel: Variant | Repack) -> dict[str, int]:
-    """How often each of COUNTED occurs. "UTMALDG.2CTA" counts every UTMALDG with that modifier among its own."""
+def kind_of(kernel: Variant | Repack) -> str:
+    """The key of COUNTED."""
+    return "repack" if isinstance(kernel, Repack) else family(kernel.target)
+
+
+def count(opcodes: Sequence[str], kind: str) -> dict[str, int]:
+    """How often each of COUNTED[kind] occurs. "UTMALDG.2CTA" counts every UTMALDG with that modifier among its own."""
     parts = collections.Counter(frozenset((f"={o.split('.')[0]}", *o.split(".")[1:])) for o in opcodes)
     counts = {}
-    for name in COUNTED["repack" if isinstance(kernel, Repack) else family(kernel.target)]:
+    for name in COUNTED[kind]:
         base, *modifiers = name.split(".")
         counts[name] = sum(num for part, num in parts.items() if part >= {f"={base}", *modifiers})
     return counts

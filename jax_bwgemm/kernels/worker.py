@@ -51,7 +51,7 @@ def build_batch(variants: Sequence[Kernel], out: Path, source_sha256: str) -> li
     codes = [facts.text for _, _, facts in good]
     opcodes = sass.disassemble(codes, variants[0].target) if good else []
     for (variant, compiled, facts), own in zip(good, opcodes, strict=True):
-        results.append(_finish(variant, compiled, facts, sass.count(own, variant), out, source_sha256))
+        results.append(_finish(variant, compiled, facts, sass.count(own, sass.kind_of(variant)), out, source_sha256))
     gc.collect()
     return results
 

@@ -61,7 +61,7 @@ def refuse(
     of: Variant | None = None,
 ) -> str | None:
     of = of or variant()
-    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, of))  # type: ignore[arg-type]
+    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, sass.kind_of(of)))  # type: ignore[arg-type]
 
 
 def test_a_good_kernel_is_not_refused() -> None:
@@ -126,7 +126,7 @@ FLIP_FACTS = Facts("gemm_0", 53, 0, 256, ((0, 8), (8, 8), (16, 4), (20, 4), (24,
 )
 def test_a_repack_is_refused(facts: dict[str, Any], opcodes: list[str], sentence: str | None) -> None:
     compiled = FakeCompiled(params=PARAMS, num_threads=256, smem_bytes=FLIP.smem_bytes)
-    counts = sass.count(opcodes, FLIP)
+    counts = sass.count(opcodes, "repack")
     reason = refusals.why_refused(FLIP, compiled, dataclasses.replace(FLIP_FACTS, **facts), counts)  # type: ignore[arg-type]
     assert reason is None if sentence is None else re.search(sentence, reason or "")
 
@@ -171,7 +171,7 @@ def test_only_is_a_glob_on_names() -> None:
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
     compiled = FakeCompiled(cubin=of.name.encode())
     facts = dataclasses.replace(FACTS, entry=compiled.entry)
-    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, of), out, source)  # type: ignore[arg-type]
+    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, sass.kind_of(of)), out, source)  # type: ignore[arg-type]
     assert isinstance(entry, Entry)
     return entry
 
@@ -407,7 +407,7 @@ def test_the_disassembler_is_asked_once_for_many_kernels(real: Path, monkeypatch
     code = read_cubin((real / f"{entries[0].name}.cubin").read_bytes()).text
     first, second = sass.disassemble([code, code], "sm_100a")
     assert first == second
-    assert sass.count(first, entries[0].variant) == entries[0].sass
+    assert sass.count(first, sass.kind_of(entries[0].variant)) == entries[0].sass
 
 
 def test_no_disassembler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,11 +307,13 @@ def test_bad_values() -> None:
 
 def test_fallback_rules_where_no_kernel_fits() -> None:
     a, b = normal(0, 16, 64, dtype="float32"), normal(1, 64, 63, dtype="float32")
-    with pytest.raises(FallbackError, match="XLA computes 16x63x64 .*: sm_90a requires operands of 1 or 2 bytes"):
+    with pytest.raises(
+        FallbackError, match="XLA computes 16x63x64 .*: sm_90a requires both operands k-major for float32"
+    ):
         matmul(a, b, emulate="sm_90a")
     with pytest.raises(FallbackError, match="requires a `precision` below highest"):
         matmul(a, b, precision="highest")
-    with pytest.warns(FallbackWarning, match="sm_90a requires operands of 1 or 2 bytes"):
+    with pytest.warns(FallbackWarning, match="sm_90a requires both operands k-major for float32"):
         out = matmul(a, b, emulate="sm_90a", on_fallback="warn")
     check(np.asarray(out), f64(a) @ f64(b), "float32")
     assert matmul(a[:, :0], b[:0]).shape == (16, 63)

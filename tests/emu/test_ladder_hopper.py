@@ -67,7 +67,7 @@ def test_cubin(name: str) -> None:
     """wgmma and TMA, nothing in local memory, and no more of an SM than there is."""
     rung = _common.rung_of(name)
     facts = read_cubin(_common.compile_rung(rung).cubin)
-    counts = sass.count(sass.disassemble([facts.text], rung.arch)[0], rung.arch)
+    counts = sass.count(sass.disassemble([facts.text], rung.arch)[0], "hopper")
     assert counts["HGMMA"] and counts["UTMALDG"] and counts["UTMASTG" if rung.store_box else "STG"]
     assert bool(counts["UTMALDG.MULTICAST"]) == (rung.tile.cluster_m > 1)
     assert (counts["STL"], counts["LDL"], facts.stack_bytes) == (0, 0, 0)

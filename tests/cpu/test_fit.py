@@ -1,0 +1,83 @@
+"""The search for the cost model's constants: it finds what made the times, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jax_bwgemm import cost as model
+from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.bench import fit
+from jax_bwgemm.bench.fit import Measured
+from jax_bwgemm.cli.main import main
+from jax_bwgemm.plan import candidates
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.tile import why_not
+
+H200 = ARCHS["h200"]
+SIZES = ((256, 512, 4096), (16, 4096, 4096), (1024, 1024, 512), (640, 640, 8192), (64, 96, 2048), (4096, 4096, 1024))
+
+
+def products(values: fit.Values) -> list[Measured]:
+    """Kernels that take exactly what the model predicts under `values`."""
+    found = []
+    with fit.using(values, H200) as arch:
+        for sizes in SIZES:
+            problem = Problem(*sizes)
+            legal = [c for c in candidates(problem, arch) if why_not(c.tile, c.problem, arch) is None]
+            times = {(c.tile, c.swapped): model.cost(c.tile, c.problem, arch).us - model.LAUNCH_US for c in legal}
+            found.append(Measured(problem, times))
+    return found
+
+
+def other_constants() -> fit.Values:
+    """Exchanges that take much longer, and half of the L2 cache's rate."""
+    changed = {
+        ("EXCHANGE_CYCLES", 0): 15000.0,
+        ("TAIL_CYCLES", None): 15000.0,
+        ("l2_read_bytes_per_clk", fit.Arch): 29.0,
+    }
+    now = fit.current(H200)
+    return tuple(
+        changed.get((name, place), value) for (name, place, *_), value in zip(fit.PARAMETERS, now, strict=True)
+    )
+
+
+def test_present_constants_have_no_loss_on_their_own_times() -> None:
+    assert fit.loss(fit.current(H200), H200, products(fit.current(H200))) == pytest.approx(0, abs=0.02)  # ties
+
+
+def test_the_search_comes_closer_and_changes_nothing() -> None:
+    before, measured = fit.current(H200), products(other_constants())
+    improvements: list[float] = []
+    found = fit.search(H200, measured, steps=60, seed=0, keep=improvements.append)
+    assert fit.current(H200) == before
+    assert improvements == sorted(improvements, reverse=True) and len(improvements) > 3
+    assert fit.loss(found, H200, measured) == improvements[-1] < 0.7 * fit.loss(before, H200, measured)
+    assert all(low <= value <= high for value, (_, _, low, high) in zip(found, fit.PARAMETERS, strict=True))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = {"m": 64, "n": 512, "k": 512, "epilogue": {}}
+    kernels = [
+        {"tile": "64x128x64_cta1_cluster1x1", "swapped": False, "predicted_us": 9.0, "measured_us": 5.0},
+        {"tile": "128x64x64_cta1_cluster1x1", "swapped": True, "predicted_us": 9.0, "measured_us": 4.0},
+    ]
+    path = tmp_path / "regret.json"
+    fields = {"format": 1, "facts": {"arch": "h200"}, "products": [{"problem": problem, "kernels": kernels}]}
+    path.write_text(json.dumps(fields))
+    assert main(["bench", "--fit", str(path), "--steps", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(fit.PARAMETERS) + 2 and lines[0].startswith("START_CYCLES['hopper']")
+    assert lines[-2].startswith("before: mean ") and lines[-1].startswith("after: mean ")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '{"format": 0}', '{"format": 1, "facts": {"arch": "h200"}, "products": [1]}']
+)
+def test_other_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert main(["bench", "--fit", str(tmp_path / "x.json")]) != 0
+    assert "`--fit` requires a file that `--regret --json` wrote" in capsys.readouterr().err
