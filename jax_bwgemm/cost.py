@@ -92,7 +92,7 @@ class Cost:
 
 
 def cost(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule | None = None) -> Cost:
-    """What `tile` takes for `problem` on `arch`. Meaningful only where `tile.why_not` has no objection."""
+    """What `tile` takes for `problem` on `arch`. Meaningful only where `legality.why_not` has no objection."""
     schedule = schedule or shipped_schedule(tile, problem, arch)
     memory_us = memory_bytes(tile, problem, arch, schedule.is_grouped) / (arch.memory_tb_per_s * 1e6)
     clock = arch.clock_ghz

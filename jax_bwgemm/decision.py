@@ -12,11 +12,12 @@ import jax
 from jax_bwgemm import artifacts, ffi, jit_build, measured
 from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry, RepackEntry
+from jax_bwgemm.legality import why_not_on
 from jax_bwgemm.measured import Record, Time
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
 from jax_bwgemm.repack import Repack, Shape
-from jax_bwgemm.tile import Tile, why_not_on
+from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, variant_for
 
 _asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.ContextVar("asked", default=None)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bwgemm.config import Config, report_fallback, resolve
+from jax_bwgemm.legality import why_not_dtypes
 from jax_bwgemm.precision import canonical, why_not_precision
 from jax_bwgemm.primitive import fused_product
 from jax_bwgemm.problem import ACTIVATIONS, FP8_DTYPES, INT8_DTYPES, Problem
@@ -25,7 +26,7 @@ from jax_bwgemm.shape_rules import (
     result_dtype,
     sizes,
 )
-from jax_bwgemm.tile import Tile, why_not_dtypes
+from jax_bwgemm.tile import Tile
 
 Array = jax.Array
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.cost import RETAINED, Cost, cluster_tiles, concurrent_clusters, cost, tail_parts
+from jax_bwgemm.legality import needs_promotion, why_not
 from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile, needs_promotion, why_not
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
-from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes, why_not
+from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
 
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
 
@@ -71,7 +72,7 @@ def tma_boxes(variant: Variant) -> dict[str, tuple[tuple[int, int, int], int, in
 
 
 def why_not_variant(variant: Variant) -> str | None:
-    """`tile.why_not` for a problem that only this variant computes: what the build asks."""
+    """`legality.why_not` for a problem that only this variant computes: what the build asks."""
     if variant.store not in STORES:
         return f"`store` requires one of {STORES}, got {variant.store!r}"
     steps = () if variant.epilogue == "identity" else variant.epilogue.split("_")

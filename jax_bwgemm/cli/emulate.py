@@ -13,8 +13,9 @@ import numpy as np
 from jax_bwgemm.arch import ARCHS, TARGETS, by_name
 from jax_bwgemm.cli.explain import DTYPES
 from jax_bwgemm.config import Config
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, C_MAJORS, INT8_DTYPES, Epilogue, Problem
-from jax_bwgemm.tile import Tile, why_not
+from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import variant_for
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.legality import why_not_dtypes
 from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
-from jax_bwgemm.tile import Tile, why_not_dtypes
+from jax_bwgemm.tile import Tile
 
 HELP = "say which kernel would compute a product, and why"
 DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}

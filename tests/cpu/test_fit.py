@@ -12,9 +12,9 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import fit
 from jax_bwgemm.bench.fit import Measured
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import why_not
 
 H200 = ARCHS["h200"]
 SIZES = ((256, 512, 4096), (16, 4096, 4096), (1024, 1024, 512), (640, 640, 8192), (64, 96, 2048), (4096, 4096, 1024))

@@ -9,9 +9,10 @@ from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, T
 
 from jax_bwgemm.arch import ARCHS, by_name, detect
 from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import L2_HINTS, SWAP_MAX_M, candidates, l2_hints, plan, raster
 from jax_bwgemm.problem import Epilogue, Problem
-from jax_bwgemm.tile import Tile, k_tile, why_not
+from jax_bwgemm.tile import Tile, k_tile
 
 # The planner is tested on lists of its own, so that what ships can change without these choices.
 TILES = {

@@ -12,10 +12,11 @@ from lowered import calls, hlo, struct
 import jax_bwgemm
 from jax_bwgemm import measured
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import plan
 from jax_bwgemm.precision import canonical, promotes
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile, defers_store, why_not
+from jax_bwgemm.tile import Tile, defers_store
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PRESET = jax.lax.DotAlgorithmPreset

@@ -8,9 +8,10 @@ import pytest
 
 from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.cost import cost, tail_parts, tail_tiles
+from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import plan
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import FLAG_BYTES, MAX_CLUSTER_CTAS, SHIPPED_TILES, Tile, why_not, workspace_bytes
+from jax_bwgemm.tile import FLAG_BYTES, MAX_CLUSTER_CTAS, SHIPPED_TILES, Tile, workspace_bytes
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM = Problem(4096, 4096, 4096)

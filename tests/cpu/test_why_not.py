@@ -8,9 +8,10 @@ import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.legality import why_not, why_not_tile
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.problem import Epilogue
-from jax_bwgemm.tile import SHIPPED_TILES, Tile, why_not, why_not_tile
+from jax_bwgemm.tile import SHIPPED_TILES, Tile
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
 

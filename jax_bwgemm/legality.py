@@ -1,0 +1,197 @@
+"""THE rule of what is legal: `why_not` a tile cannot compute a problem on a device. What is best is `plan`'s."""
+
+from __future__ import annotations
+
+import math
+
+from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.tile import (
+    INT32_MAX,
+    MAX_CLUSTER_CTAS,
+    SWIZZLE_BYTES,
+    TMEM_LANES,
+    Tile,
+    acc_cols,
+    is_tma_storable,
+    load_box,
+    num_stages,
+    stage_bytes,
+    store_cols,
+    swizzle_atom_bytes,
+)
+
+
+def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    """None if `tile` can compute `problem` on `arch`, else one sentence that names the rule and the value."""
+    return (
+        why_not_dtypes(problem)
+        or why_not_on(problem, arch)
+        or why_not_tile(tile, problem, arch)
+        or why_not_sizes(problem)
+    )
+
+
+def why_not_dtypes(problem: Problem) -> str | None:
+    """The part of `why_not` that neither sizes nor a tile nor a device enter: what is asked before tracing."""
+    a, b, out = problem.a_dtype, problem.b_dtype, problem.out_dtype
+    legal_out: tuple[str, ...] = ("bfloat16", "float16", "float32", *FP8_DTYPES)
+    if {a, b} <= set(INT8_DTYPES):
+        legal_out = ("int32",)
+        if problem.epilogue.kind != "identity":
+            return f"integer operands require no epilogue, got {problem.epilogue.kind}"
+    elif not {a, b} <= set(FP8_DTYPES) and (a != b or a not in ("bfloat16", "float16", "float32")):
+        return (
+            "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16, float16 or "
+            f"float32, both the same, got {a} and {b}"
+        )
+    if out not in legal_out:
+        return f"the result of {a} and {b} requires {' or '.join(legal_out)}, got {out}"
+    majors = problem.a_major, problem.b_major, problem.c_major
+    if majors[0] not in A_MAJORS or majors[1] not in B_MAJORS or majors[2] not in C_MAJORS:
+        rule = f"a in {A_MAJORS}, b in {B_MAJORS} and the result in {C_MAJORS}"
+        return f"majors require {rule}, got {majors[0]!r}, {majors[1]!r} and {majors[2]!r}"
+    if problem.c_major == "m" and problem.epilogue.has_bias:
+        return "a bias requires an n-major result, got c_major 'm'"
+    return None
+
+
+def why_not_on(problem: Problem, arch: Arch) -> str | None:
+    """The part of `why_not` in which the device meets dtypes and majors, but no tile and no size."""
+    dtype = problem.a_dtype
+    if arch.flops_per_clk(dtype) == 0:
+        return f"{arch.target} has no tensor core instruction for {dtype}"
+    majors = problem.a_major, problem.b_major
+    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and majors != ("k", "k"):
+        rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
+        return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
+    return None
+
+
+def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    """The part of `why_not` that no size enters."""
+    in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]
+    if tile.k_tile * in_bytes != SWIZZLE_BYTES:
+        return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
+    reason = _why_not_cluster(tile) or (
+        _why_not_hopper(tile) if family(arch.target) == "hopper" else _why_not_blackwell(tile, arch)
+    )
+    if reason:
+        return reason
+    if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
+        return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
+    for operand, major in (("a", problem.a_major), ("b", problem.b_major)):
+        if reason := _why_not_load(tile, operand, major, problem.a_dtype):
+            return reason
+    if reason := _why_not_promoted(tile, problem, arch):
+        return reason
+    if problem.epilogue.has_residual:
+        if family(arch.target) == "hopper":
+            return "a residual requires a Blackwell kernel: sm_90a has no warp that loads it, got one"
+        if tile.cluster_k > 1 or not is_tma_storable(problem):
+            return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
+    stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual)
+    if stages < 3:
+        return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"
+    exchange = 4 * tile.cta_m * tile.mma_n
+    if tile.cluster_k > 1 and exchange > stages * stage_bytes(tile, problem.a_dtype):
+        return f"`cluster_k` requires an accumulator that fits the stages it is exchanged through, got {exchange} bytes"
+    return None
+
+
+def needs_promotion(problem: Problem, arch: Arch) -> bool:
+    """Whether the problem wants float32 sums that the device's tensor cores do not keep."""
+    return problem.promoted and problem.a_dtype in FP8_DTYPES and family(arch.target) == "hopper"
+
+
+def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    is_needed = needs_promotion(problem, arch)
+    if is_needed != tile.promoted:
+        rule = "a tile with `promoted`" if is_needed else "float8 operands, sm_90a and the algorithm ANY_F8_ANY_F8_F32"
+        return f"{'promoted sums require' if is_needed else '`promoted` requires'} {rule}, got {problem} in {tile}"
+    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.split_tail):
+        return f"`promoted` requires no ping-pong and no split along k, got {tile}"
+    return None
+
+
+def _why_not_cluster(tile: Tile) -> str | None:
+    sizes = tile.cluster_m, tile.cluster_n, tile.cluster_k
+    if any(size < 1 or size & (size - 1) for size in sizes) or tile.cluster_ctas > MAX_CLUSTER_CTAS:
+        got = "x".join(map(str, sizes))
+        return f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, got {got}"
+    if tile.cluster_m % tile.cta_group:
+        return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
+    if tile.split_tail and (tile.cluster_k > 1 or tile.pingpong):
+        return f"`split_tail` requires cluster_k 1 and no ping-pong, got {tile}"
+    if tile.cluster_k > 1 and (tile.cluster_m, tile.cluster_n, tile.num_accs) != (tile.cta_group, 1, 1):
+        return f"`cluster_k` above 1 requires cluster {tile.cta_group}x1 and one accumulator, got {tile}"
+    return None
+
+
+def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str) -> str | None:
+    """A multicast splits a box between the CTAs that share it: whole 8-row swizzle atoms each."""
+    contiguous, other = load_box(tile, operand, major, in_dtype)
+    if contiguous * DTYPE_BYTES[in_dtype] < 32:
+        return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
+    if swizzle_atom_bytes(in_dtype, major) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
+        return f"a {major}-major float32 operand {operand} requires a multiple of 32 {major} a CTA, got {tile}"
+    if other % 8 or other == 0:
+        rule = "a multiple of 8 rows for each CTA that loads a part of it"
+        return f"operand {operand} requires {rule}, got {other} in {tile}"
+    return None
+
+
+def _why_not_hopper(tile: Tile) -> str | None:
+    if tile.cta_group != 1:
+        return f"`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got {tile.cta_group}"
+    if tile.num_accs != 1:
+        return f"`num_accs` requires 1 on sm_90a (its accumulators are registers), got {tile.num_accs}"
+    if tile.pingpong and tile.cluster_k > 1:
+        return f"`pingpong` requires cluster_k 1 (a split stores through the stages), got {tile.cluster_k}"
+    legal_m = (64, 128) if tile.pingpong else (64, 128, 256)
+    if tile.mma_m not in legal_m:
+        return f"`mma_m` requires one of {legal_m} on sm_90a, got {tile.mma_m}"
+    if tile.mma_n % 16 or not 16 <= tile.mma_n <= 256:
+        return f"`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got {tile.mma_n}"
+    regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
+    most = 64 if tile.promoted else 128
+    if regs > most:
+        return f"an accumulator requires at most {most} registers a thread, got {regs} for {tile.mma_m}x{tile.mma_n}"
+    return None
+
+
+def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
+    if tile.pingpong:
+        return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
+    if tile.promoted:
+        return "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32, got True"
+    if tile.split_tail:
+        return "`split_tail` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
+    if tile.cta_group not in (1, 2):
+        return f"`cta_group` requires 1 or 2, got {tile.cta_group}"
+    legal_m = (64, 128) if tile.cta_group == 1 else (128, 256)
+    if tile.mma_m not in legal_m:
+        return f"`mma_m` requires one of {legal_m} for cta_group {tile.cta_group}, got {tile.mma_m}"
+    step = 16 * tile.cta_group  # PTX ISA, tcgen05.mma shapes; half of B must be whole 8-column groups
+    if tile.mma_n % step or not step <= tile.mma_n <= 256:
+        return f"`mma_n` requires a multiple of {step} in {step}..256 for cta_group {tile.cta_group}, got {tile.mma_n}"
+    if tile.num_accs not in (1, 2) or (tile.num_accs == 2 and tile.mma_m // tile.cta_group != TMEM_LANES):
+        rule = f"1, or 2 where an MMA fills the {TMEM_LANES} TMEM lanes"
+        return f"`num_accs` requires {rule}, got {tile.num_accs} for mma_m {tile.mma_m}"
+    cols = acc_cols(tile)
+    if cols > arch.tmem_cols:
+        return f"accumulators require at most {arch.tmem_cols} TMEM columns, got {cols}"
+    return None
+
+
+def why_not_sizes(problem: Problem) -> str | None:
+    """The part of `why_not` that neither the tile nor the device enters: what coordinates can count."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "batch": problem.batch}
+    for name, size in sizes.items():
+        if not 1 <= size <= INT32_MAX:
+            return f"`{name}` requires 1..{INT32_MAX}, got {size}"
+    if problem.out_dtype == "int32":  # the tensor cores clamp where XLA wraps around
+        largest = math.prod(255 if dtype == "uint8" else 128 for dtype in (problem.a_dtype, problem.b_dtype))
+        if problem.k > INT32_MAX // largest:
+            return f"`k` requires at most {INT32_MAX // largest}, beyond which sums could leave int32, got {problem.k}"
+    return None
