@@ -158,3 +158,12 @@ def test_doctor_reports_a_damaged_cubin(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert doctor.artifact_status() == [("cubins", "ok", f"no cubins in {tmp_path}, hashes right")]
     monkeypatch.setattr(artifacts, "verify", lambda directory: ["x.cubin requires sha256 1, got 2"])
     assert doctor.artifact_status() == [("cubins", "bad", "x.cubin requires sha256 1, got 2")]
+
+
+def test_a_reader_that_leaves_is_no_error_message() -> None:
+    command = [sys.executable, "-u", "-m", "jax_bwgemm", "explain", "4096", "4096", "4096", "--device", "h200"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        assert done.stdout is not None and done.stderr is not None
+        done.stdout.close()
+        assert done.stderr.read() == b""
+    assert done.returncode == 1
