@@ -76,7 +76,8 @@ def main() -> int:
     parser.add_argument("--shape", default="264,528,208", help="m,n,k")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
-    tiles = SHIPPED_TILES[family(args.target)] if args.shipped else (args.tile,)
+    shipped = (tile for tile in SHIPPED_TILES[family(args.target)] if not tile.promoted)
+    tiles = tuple(shipped) if args.shipped else (args.tile,)
     m, n, k = map(int, args.shape.split(","))
     results = []
     for tile in tiles:
