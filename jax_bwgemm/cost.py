@@ -7,9 +7,8 @@ The model orders tiles; it does not promise a time. From the inside out:
     launch   as many waves of cluster tiles as the SMs need, beside the traffic to device memory
     around   passes over operands whose rows TMA cannot step over
 
-On Blackwell the SMs' clock falls as the tensor cores' utilisation rises, which takes a fixed point; L2 and device
-memory are taken to keep their own clock. That is an assumption, as `RETAINED` is: refitted without the one or the
-other, the root mean square of the errors below is 3.9 % instead of 1.7 %.
+The SMs' clock falls as the tensor cores' utilisation rises (published for Blackwell, fitted for Hopper), which takes a
+fixed point; L2 and device memory are taken to keep their own clock. That is an assumption, as `RETAINED` is.
 
 The constants of the first group below say what they are: published, measured or assumed. Those of the second are
 fitted: Blackwell's to ten figures, which `python -m jax_bwgemm explain --published` prints with the error of each;
@@ -36,7 +35,7 @@ SMEM_BYTES_PER_CLK = 128  # what MMAs read their operands with, CUDA C++ guide; 
 DRAIN_CYCLES = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's 128x256; assumed
 RETAINED = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 CLOCK = (1.90, 0.61, 0.06)  # GHz: first - second * utilisation, plus third for CTA pairs; published fit, B200
-CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point, a contraction: 0.61 * utilisation / clock < 0.5
+CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point: a contraction, since slope * utilisation < clock
 
 OVERLAP = {"hopper": 6.5, "blackwell": 4.0}  # exponent, tensor cores beside L2 fill; on the published, any is as good
 MEMORY_OVERLAP = {"hopper": 1.17, "blackwell": 1.75}  # exponent, SMs beside device memory
@@ -135,7 +134,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
 
 
 def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:
-    """GHz of the SMs while their tensor cores are busy for this fraction of the time. No fit is known for Hopper."""
+    """GHz of the SMs while their tensor cores are busy for this fraction of the time."""
     if family(arch.target) == "hopper":
         return min(arch.clock_ghz, HOPPER_CLOCK[0] - HOPPER_CLOCK[1] * utilisation)
     idle, slope, pairs = CLOCK
@@ -282,7 +281,7 @@ def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
 def exchange_cycles(tile: Tile, arch: Arch) -> float:
     """Split-K: each CTA reads its part of the accumulators of the others, through distributed shared memory.
 
-    Assumed to be as fast as L2; what the CTAs' meetings cost is measured.
+    Assumed to be as fast as L2; what the CTAs' meetings cost is fitted.
     """
     if tile.cluster_k == 1:
         return 0.0

@@ -33,7 +33,7 @@ from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import padding
 
 BURST_US = 3000.0  # of the roofline: what a stretch of kernels takes at least
-PAUSE = 5  # stretches' length of rest behind one
+PAUSE = 5  # stretches' length of rest behind one; not measured, a fifth of the time at work is well below the limit
 POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
 Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +27,15 @@ TILES = {"hopper": (Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 128))}
 NARROW = {"hopper": (Tile(128, 16), Tile(64, 16))}
 BEST, MIDDLE, LAST = (str(tile) for tile in TILES["hopper"])  # as the model orders them for PROBLEM
 DATE = "2026-01-01T00:00:00Z"
+Saved = Callable[..., Record]  # of a problem, its times and, if not the user's, the table's path
 
 
 def record(*times: tuple[str, float], problem: Problem = PROBLEM, swapped: bool = False) -> Record:
     return Record(measured.key(problem), DATE, tuple(Time(tile, swapped, us, "") for tile, us in times))
 
 
-def planned(problem: Problem = PROBLEM, **settings: object) -> Plan:
-    return plan(problem, H200, among=candidates(problem, H200, TILES, NARROW), **settings)  # type: ignore[arg-type]
+def planned(problem: Problem = PROBLEM, **settings: Any) -> Plan:
+    return plan(problem, H200, among=candidates(problem, H200, TILES, NARROW), **settings)
 
 
 def order(found: Plan) -> list[str]:
@@ -91,7 +94,7 @@ def times_of(problem: Problem, *tiles: Tile, swapped: bool = False) -> tuple[Tim
 
 
 @pytest.fixture
-def saved(artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def saved(artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
     """Saves times as the user's, and returns what was saved."""
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
     monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
@@ -107,7 +110,7 @@ def saved(artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 WANTED = (Tile(64, 128), Tile(128, 128))
 
 
-def test_a_decision_follows_the_table(saved) -> None:  # type: ignore[no-untyped-def]
+def test_a_decision_follows_the_table(saved: Saved) -> None:
     before = decide(PROBLEM, "h200", None)
     assert before.plan is not None and before.plan.source == "model" and before.plan.tile != WANTED[0]
     found = saved(PROBLEM, times_of(PROBLEM, *WANTED))
@@ -119,14 +122,14 @@ def test_a_decision_follows_the_table(saved) -> None:  # type: ignore[no-untyped
     assert chosen is not None and chosen.tile == WANTED[1]
 
 
-def test_lowering_emits_the_measured_kernel(saved) -> None:  # type: ignore[no-untyped-def]
+def test_lowering_emits_the_measured_kernel(saved: Saved) -> None:
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     lowered = jax.jit(lambda a, b: jax_bwgemm.matmul(a, b, device="h200")).trace(x, x)
     assert f"_{WANTED[0]}_identity" in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
-def test_times_of_another_build_are_ignored(saved) -> None:  # type: ignore[no-untyped-def]
+def test_times_of_another_build_are_ignored(saved: Saved) -> None:
     """All of them: what is left of them would not be a comparison."""
     first, second = times_of(PROBLEM, *WANTED)
     saved(PROBLEM, (first, dataclasses.replace(second, cubin="0" * CUBIN_DIGITS)))
@@ -135,12 +138,12 @@ def test_times_of_another_build_are_ignored(saved) -> None:  # type: ignore[no-u
     assert measurements(PROBLEM, H200) == shipped
 
 
-def test_times_of_a_tile_that_has_no_name_any_more_are_ignored(saved) -> None:  # type: ignore[no-untyped-def]
+def test_times_of_a_tile_that_has_no_name_any_more_are_ignored(saved: Saved) -> None:
     saved(PROBLEM, (*times_of(PROBLEM, *WANTED), Time("128x128_retired", False, 9.0, "")))
     assert measurements(PROBLEM, H200) is None
 
 
-def test_a_kernel_that_is_gone_spoils_no_times(saved) -> None:  # type: ignore[no-untyped-def]
+def test_a_kernel_that_is_gone_spoils_no_times(saved: Saved) -> None:
     gone = Time(str(Tile(128, 144)), False, 0.5, "0" * CUBIN_DIGITS)
     found = saved(PROBLEM, (gone, *times_of(PROBLEM, *WANTED)))
     assert measurements(PROBLEM, H200) == found
@@ -149,14 +152,14 @@ def test_a_kernel_that_is_gone_spoils_no_times(saved) -> None:  # type: ignore[n
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue(2.0), Epilogue(1.0, True, "relu"), Epilogue(2.0, True)])
-def test_an_epilogue_borrows_the_products_times(saved, epilogue: Epilogue) -> None:  # type: ignore[no-untyped-def]
+def test_an_epilogue_borrows_the_products_times(saved: Saved, epilogue: Epilogue) -> None:
     fused = dataclasses.replace(PROBLEM, epilogue=epilogue)
     alone = saved(PROBLEM, times_of(PROBLEM, *WANTED))
     assert measurements(fused, H200) == alone
     assert measurements(fused, H200, borrows=False) is None
 
 
-def test_its_own_times_come_first_and_a_residual_borrows_none(saved) -> None:  # type: ignore[no-untyped-def]
+def test_its_own_times_come_first_and_a_residual_borrows_none(saved: Saved) -> None:
     fused = dataclasses.replace(PROBLEM, epilogue=Epilogue(1.0, True, "relu"))
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
     own = saved(fused, times_of(fused, *WANTED[::-1]))
@@ -165,7 +168,7 @@ def test_its_own_times_come_first_and_a_residual_borrows_none(saved) -> None:  #
     assert measurements(residual, H200) is None
 
 
-def test_explain_prints_what_was_measured(saved) -> None:  # type: ignore[no-untyped-def]
+def test_explain_prints_what_was_measured(saved: Saved) -> None:
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     assert "measured" not in str(jax_bwgemm.explain(x, x, device="h200"))
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
@@ -180,14 +183,14 @@ def test_explain_prints_what_was_measured(saved) -> None:  # type: ignore[no-unt
     assert "the only candidate" in str(jax_bwgemm.explain(x, x, device="h200", tile=WANTED[1]))
 
 
-def test_explain_names_the_product_whose_times_were_borrowed(saved) -> None:  # type: ignore[no-untyped-def]
+def test_explain_names_the_product_whose_times_were_borrowed(saved: Saved) -> None:
     x, bias = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, 4096), (4096,)))
     saved(PROBLEM, times_of(PROBLEM, WANTED[0]))
     text = str(jax_bwgemm.explain(x, x, bias=bias, activation="relu", device="h200"))
     assert f"the only one that was measured ({DATE}, {measured.key(PROBLEM)})" in text
 
 
-def test_kernels_are_the_candidates_with_a_cubin_and_ignore_the_table(saved) -> None:  # type: ignore[no-untyped-def]
+def test_kernels_are_the_candidates_with_a_cubin_and_ignore_the_table(saved: Saved) -> None:
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
     modelled, decisions = kernels(PROBLEM, H200)
     assert modelled.source == "model" and modelled.tile != WANTED[0]

@@ -11,7 +11,7 @@ from lowered import calls, hlo, struct
 
 import jax_bwgemm
 from jax_bwgemm import measured
-from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import plan
 from jax_bwgemm.precision import canonical, promotes
@@ -66,8 +66,8 @@ def test_its_own_tiles_and_no_others() -> None:
         (dataclasses.replace(TILE, k_tile=64), Problem(64, 64, 64, promoted=True), H200, "`promoted` requires float8"),
     ],
 )
-def test_why_not(tile: Tile, problem: Problem, arch: object, reason: str) -> None:
-    assert (why_not(tile, problem, arch) or "").startswith(reason)  # type: ignore[arg-type]
+def test_why_not(tile: Tile, problem: Problem, arch: Arch, reason: str) -> None:
+    assert (why_not(tile, problem, arch) or "").startswith(reason)
 
 
 def test_two_byte_operands_have_nothing_to_promote() -> None:

@@ -124,10 +124,15 @@ def test_hopper(variant: Variant) -> None:
     run_schedules(variant, odd(variant))
 
 
-@pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", variants("sm_103a"), ids=lambda variant: variant.name)
 def test_sm103_kernels_are_the_sm100_kernels(variant: Variant) -> None:
     """But for the target line and the names that hold it."""
-    twin = dataclasses.replace(variant, target="sm_103a")
+    twin = dataclasses.replace(variant, target="sm_100a")
     if reason := why_missing(variant) or why_missing(twin):
         pytest.skip(reason)
-    assert ptx(twin.name).replace("sm_103a", "sm_100a") == ptx(variant.name)
+    assert ptx(variant.name).replace("sm_103a", "sm_100a") == ptx(twin.name)
+
+
+def test_sm103_lacks_integers_alone() -> None:
+    twins = {dataclasses.replace(variant, target="sm_100a") for variant in variants("sm_103a")}
+    assert {variant for variant in BLACKWELL if variant.out_dtype != "int32"} == twins
