@@ -109,7 +109,7 @@ def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if is_needed != tile.promoted:
         rule = "a tile with `promoted`" if is_needed else "float8 operands, sm_90a and the algorithm ANY_F8_ANY_F8_F32"
         return f"{'promoted sums require' if is_needed else '`promoted` requires'} {rule}, got {problem} in {tile}"
-    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.split_tail):
+    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.stream_k):
         return f"`promoted` requires no ping-pong and no split along k, got {tile}"
     return None
 
@@ -121,8 +121,8 @@ def _why_not_cluster(tile: Tile) -> str | None:
         return f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, got {got}"
     if tile.cluster_m % tile.cta_group:
         return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
-    if tile.split_tail and (tile.cluster_k > 1 or tile.pingpong):
-        return f"`split_tail` requires cluster_k 1 and no ping-pong, got {tile}"
+    if tile.stream_k and (tile.cluster_k > 1 or tile.pingpong):
+        return f"`stream_k` requires cluster_k 1 and no ping-pong, got {tile}"
     if tile.cluster_k > 1 and (tile.cluster_m, tile.cluster_n, tile.num_accs) != (tile.cta_group, 1, 1):
         return f"`cluster_k` above 1 requires cluster {tile.cta_group}x1 and one accumulator, got {tile}"
     return None
@@ -165,8 +165,8 @@ def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
         return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
     if tile.promoted:
         return "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32, got True"
-    if tile.split_tail:
-        return "`split_tail` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
+    if tile.stream_k:
+        return "`stream_k` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
     if tile.cta_group not in (1, 2):
         return f"`cta_group` requires 1 or 2, got {tile.cta_group}"
     legal_m = (64, 128) if tile.cta_group == 1 else (128, 256)

@@ -25,8 +25,8 @@ Where TMA cannot step over the result's rows, each of the consumers' warps store
 
 A split along k adds the barriers of `split_k`: once all consumers have read the last stage (`PARTS_BARRIER`) they leave
 their accumulators there; the load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
-before it touches global memory; the load warp releases the next kernel when its last load is on its way. A split
-tail adds the flags of `split_tail`, between the last stage of an item and its store.
+before it touches global memory; the load warp releases the next kernel when its last load is on its way. Stream-K
+adds the flags of `stream_k`, between the last stage of a piece and its store.
 
 Here are the kernel, the load role and the main loop; what follows a tile's sums is in `sm90_store`.
 """
@@ -43,9 +43,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import Hints, Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
+from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS, Sm90Store
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.split_tail import Item
 from jax_bwgemm.tile import EPILOGUE_STAGES
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
@@ -101,7 +101,8 @@ class Sm90Gemm(Sm90Store):
         c: cute.Tensor,
         sizes: Sizes,
         hints: Hints,
-        tail_parts: Int32,
+        stream_tiles: Int32,
+        stream_clusters: Int32,
         workspace: cute.Pointer,
         token: Int64,
         alpha: Float32,
@@ -131,8 +132,8 @@ class Sm90Gemm(Sm90Store):
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
         if cutlass.const_expr(self.store_kind == "tma"):
             self.tma_boxes["c"] = dsl_box(out)
-        tail_args = (tail_parts, workspace, token) if cutlass.const_expr(tile.split_tail) else ()
-        self.kernel(tma_a, tma_b, out, sizes, hints, tail_args, self.epilogue_args(alpha, bias)).launch(
+        stream_args = (stream_tiles, stream_clusters, workspace, token) if cutlass.const_expr(tile.stream_k) else ()
+        self.kernel(tma_a, tma_b, out, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
             grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
@@ -144,7 +145,7 @@ class Sm90Gemm(Sm90Store):
         out: Any,
         sizes: Sizes,
         hints: Hints,
-        tail_args: tuple[Any, ...],
+        stream_args: tuple[Any, ...],
         args: tuple[Any, ...],
     ) -> None:
         tile = self.tile
@@ -182,7 +183,7 @@ class Sm90Gemm(Sm90Store):
                 with cute.arch.elect_one():
                     split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
-        walk = self.walk(sizes, tail_args)
+        walk = self.walk(sizes, stream_args)
         mA, mB, mC = self.coordinate_tensors(sizes)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
@@ -286,7 +287,7 @@ class Sm90Gemm(Sm90Store):
                 if cutlass.const_expr(self.defers_store):
                     self.store_rest(held, outlet, held_at, box, group, sizes)
                     box = Int32(self.boxes)
-                if item.part < item.last:
+                if not item.is_end:
                     self.leave_part(acc, group, tidx, walk)
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
@@ -313,7 +314,7 @@ class Sm90Gemm(Sm90Store):
         box: Int32,
         outlet: Outlet,
         walk: Walk,
-        item: Item,
+        item: Piece,
         group: StoreGroup,
         sizes: Sizes,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32], Int32]:

@@ -200,7 +200,7 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
         (Tile(256, 128), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "int32", "tma", "sm_90a", False),
-        (Tile(128, 256, split_tail=True), "bfloat16", "tma", "sm_90a", True),
+        (Tile(128, 256, stream_k=True), "bfloat16", "tma", "sm_90a", True),
         (Tile(128, 128), "bfloat16", "threads", "sm_90a", False),
         (Tile(128, 128, pingpong=True), "bfloat16", "tma", "sm_90a", False),
         (Tile(128, 128, cluster_k=2), "bfloat16", "tma", "sm_90a", False),

@@ -1,4 +1,4 @@
-"""Mutants of the split tail: what a kernel does wrong whose parts do not quite meet, and what catches each.
+"""Mutants of a stream-K: what a kernel does wrong whose parts do not quite meet, and what catches each.
 
 Two launches on one workspace: flags that stay up are found by the second. A result is right if its bits are.
 """
@@ -24,9 +24,9 @@ pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.compile import compile_variant  # noqa: E402 - needs cutlass
 
-TILE = Tile(128, 32, split_tail=True)  # two groups
+TILE = Tile(128, 32, stream_k=True)  # two groups
 CASE = Case(248, 32, 64 * 6, out_dtype="float32")
-CLUSTERS, PARTS = 7, 3  # two tiles in six items
+CLUSTERS, STREAM = 7, (2, 6)  # two tiles in six equal pieces
 SLOT_BYTES = 4 * 128 * 32
 SCHEDULES = [Schedule(), Schedule.standard(1)[4], Schedule.standard(0)[3]]
 WRONG = "wrong-result"
@@ -89,7 +89,7 @@ def twice(text: str, schedule: Schedule) -> np.ndarray:
     """The results of both launches."""
     a, b, _ = CASE.inputs(1)
     module, workspace = parse(text), poisoned_workspace(TILE, CLUSTERS)
-    options = {"max_clusters": CLUSTERS, "tail_parts": PARTS, "schedule": schedule, "workspace": workspace}
+    options = {"max_clusters": CLUSTERS, "stream": STREAM, "schedule": schedule, "workspace": workspace}
     return np.stack([run_matmul(module, kernel()[1], a, b, max_instructions=10**6, **options)[0] for _ in range(2)])
 
 
