@@ -114,13 +114,21 @@ def add_parts(
                 found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
             cute.arch.store(flag, Int64(0))
             i += WARP_LANES
+        cute.arch.sync_warp()
     cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
-    loaded = cute.make_rmem_tensor(cute.size(acc), acc.element_type)
-    for part in cutlass.range(parts, unroll=max(1, LOADED_REGISTERS // cute.size(acc))):
-        own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
-        for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
-            cute.autovec_copy(own[None, i], cute.make_tensor(loaded.iterator + i * VECTOR, cute.make_layout(VECTOR)))
-        acc.store(acc.load() + cute.make_tensor(loaded.iterator, acc.layout).load())
+    together = cutlass.const_expr(max(1, LOADED_REGISTERS // cute.size(acc)))
+    loaded = cute.make_rmem_tensor((cute.size(acc), together), acc.element_type)
+    for first in cutlass.range(0, parts, together, unroll=1):
+        for j in cutlass.range_constexpr(together):  # the last part again where there are no more
+            part = cutlass.min(first + j, parts - 1)
+            own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
+            for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
+                vector = cute.make_tensor(loaded[None, j].iterator + i * VECTOR, cute.make_layout(VECTOR))
+                cute.autovec_copy(own[None, i], vector)
+        for j in cutlass.range_constexpr(together):
+            is_part = first + j < parts
+            for i in cutlass.range_constexpr(cute.size(acc)):
+                acc[i] = acc[i] + loaded[i, j] if is_part else acc[i]
 
 
 def part_at(stream: Stream, acc: cute.Tensor, slot: Int32, tidx: Int32, threads: int) -> cute.Tensor:

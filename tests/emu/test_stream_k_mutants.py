@@ -39,6 +39,15 @@ def next_slot(what: str) -> Edit:
     return change(At(what), r"\+(\d+)\]", lambda match: f"+{int(match[1]) + SLOT_BYTES}]")
 
 
+def last_first(lines: list[str]) -> list[str]:
+    """Part i is min(i, last); now it is max(last - i, 0)."""
+    lines = list(lines)
+    for load in At(FETCH).find(lines):
+        i = At(r"min\.s32", before=re.escape(lines[load])).find(lines)[0]
+        lines[i] = re.sub(r"min\.s32\s+(%r\d+), (%r\d+), (%r\d+);", r"sub.s32 \1, \3, \2; max.s32 \1, \1, 0;", lines[i])
+    return lines
+
+
 CAUGHT: dict[str, tuple[Edit, str]] = {
     "the flag goes up by a plain store": (change(At(RAISE), r"\.release\.gpu", ""), "race"),
     "the flag goes up by a relaxed store": (change(At(RAISE), "release", "relaxed"), "race"),
@@ -57,21 +66,17 @@ CAUGHT: dict[str, tuple[Edit, str]] = {
     "another group's flag is waited for": (change(At(LOOK), r"\]", "+8]"), "race deadlock"),
     "another CTA's flag is waited for": (change(At(LOOK), r"\]", "+16]"), "race deadlock"),
     "a part is left in the next slot": (next_slot(LEAVE), f"race {WRONG}"),
-    "a part is fetched from the next slot": (next_slot(FETCH), "race"),
+    "a part is fetched from the next slot": (next_slot(FETCH), f"race {WRONG}"),
     "the flag stays up": (drop(At(RESET)), "race"),
     "the flag is taken down before it is up": (
         change(At(LOOK), r"(.*\[(%rd\d+)\].*)", "st.global.b64 [\\2], 0;\n\\1"),
         "race",
     ),
-    "parts are added in another order": (
-        change(At(r"sub\.s32", before=LOOK), r"sub\.s32(\s+%r\d+, %r\d+), %r\d+", r"not.b32\1"),
-        WRONG,
-    ),
+    "parts are added in another order": (last_first, WRONG),
 }
 EQUIVALENT: dict[str, Edit] = {
     # One instruction of one warp stores one value in one place, 32 times.
     "every lane raises the flag": drop(At(r"bra", before=RAISE)),
-    "every lane takes it down": drop(At(r"bra", before=RESET)),
     # The last slots are those of the clusters with the last parts, which leave nothing there.
     "parts lie in the next slots": both(next_slot(LEAVE), next_slot(FETCH)),
 }
