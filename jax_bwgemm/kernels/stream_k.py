@@ -20,6 +20,7 @@ has waited for it takes it down, so that a workspace never holds the token but w
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import cutlass
@@ -29,7 +30,7 @@ from jax_bwgemm.kernels.scheduler import Piece, Share, piece_of, share_of
 from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
-LOADED_REGISTERS = 64  # parts of fewer are loaded several at a time, so that their latencies overlap
+LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap
 WARP_LANES = 32
 
 
@@ -116,19 +117,21 @@ def add_parts(
             i += WARP_LANES
         cute.arch.sync_warp()
     cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
-    together = cutlass.const_expr(max(1, LOADED_REGISTERS // cute.size(acc)))
-    loaded = cute.make_rmem_tensor((cute.size(acc), together), acc.element_type)
+    count = cutlass.const_expr(math.gcd(cute.size(acc), LOADED_REGISTERS))
+    together = cutlass.const_expr(max(1, 2 * LOADED_REGISTERS // cute.size(acc)))
+    loaded = cute.make_rmem_tensor((count, together), acc.element_type)
     for first in cutlass.range(0, parts, together, unroll=1):
-        for j in cutlass.range_constexpr(together):  # the last part again where there are no more
-            part = cutlass.min(first + j, parts - 1)
-            own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
-            for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
-                vector = cute.make_tensor(loaded[None, j].iterator + i * VECTOR, cute.make_layout(VECTOR))
-                cute.autovec_copy(own[None, i], vector)
-        for j in cutlass.range_constexpr(together):
-            is_part = first + j < parts
-            for i in cutlass.range_constexpr(cute.size(acc)):
-                acc[i] = acc[i] + loaded[i, j] if is_part else acc[i]
+        for begin in cutlass.range_constexpr(0, cute.size(acc), count):
+            for j in cutlass.range_constexpr(together):  # the last part again where there are no more
+                part = cutlass.min(first + j, parts - 1)
+                own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
+                for i in cutlass.range_constexpr(0, count, VECTOR):
+                    vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
+                    cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
+            for j in cutlass.range_constexpr(together):
+                is_part = first + j < parts
+                for i in cutlass.range_constexpr(count):
+                    acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
 
 
 def part_at(stream: Stream, acc: cute.Tensor, slot: Int32, tidx: Int32, threads: int) -> cute.Tensor:

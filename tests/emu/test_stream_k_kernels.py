@@ -26,6 +26,8 @@ TILES = [
     Tile(128, 32, cluster_m=2, stream_k=True),
     Tile(256, 32, cluster_n=2, stream_k=True),
     Tile(128, 64, stream_k=True),
+    Tile(64, 96, stream_k=True),
+    Tile(64, 256, stream_k=True),
 ]
 
 
