@@ -21,7 +21,7 @@ from jax_bwgemm.kernels.epilogue import fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.split_tail import Item, Tail
-from jax_bwgemm.tile import defers_store
+from jax_bwgemm.tile import defers_store, reads_a_from_registers
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -39,6 +39,7 @@ class Sm90Store(Gemm):
         self.warpgroups = tile.num_consumer_warpgroups
         self.consumers = self.warpgroups * WARPGROUP_THREADS
         self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.a_in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
         self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
