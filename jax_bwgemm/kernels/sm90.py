@@ -235,7 +235,7 @@ class Sm90Gemm(Sm90Registers):
         thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
         if cutlass.const_expr(self.a_in_registers):
             main_loop = self.main_loop_from_registers
-            fA = self.fragment_source(mma, sA, tidx % (self.side_by_side * WARPGROUP_THREADS))
+            fA = self.fragment_sources(sA, group)
         else:
             main_loop = self.main_loop
             fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors

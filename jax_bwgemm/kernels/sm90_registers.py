@@ -1,14 +1,21 @@
 """The main loop of the Hopper GEMM where wgmma takes A from registers; `sm90` has its kernel and its other main loop.
 
-wgmma reads 4-byte operands from shared memory k-major only. An m-major A lies there as TMA found it, rows of 32 m, and
-each thread of a consumer warpgroup picks its elements of the wgmma fragments out of them (LDS). A stage has two halves
-of k, each with fragments of its own: the wgmmas of one read theirs while the other's are loaded.
+wgmma reads 4-byte operands from shared memory k-major only. An m-major A lies there as TMA found it, and each thread of
+a consumer warpgroup picks the elements of its fragments (PTX ISA, wgmma.mma_async.m64nNk8, matrix A) out of it: lane
+4 g + t has rows g and g + 8 of its warp, k t and t + 4. A stage is two halves of k, each with registers of its own: the
+wgmmas of one read theirs while the other's are loaded.
 
-    wgmma     half 0 of stage s            half 1 of stage s            half 0 of stage s + 1
-    LDS       half 1 of stage s            half 0 of stage s + 1        ...
+    wgmma     half 0 of stage s      half 1 of stage s          half 0 of stage s + 1
+    LDS       half 1 of stage s      half 0 of stage s + 1      ...
 
-Registers that a wgmma reads are written again only behind the `wait_group` for it. A stage is released behind both: the
-wgmmas that read its B, and the loads of its A, which the next TMA of the stage must not overtake (proxy fence).
+Who has what: registers that a wgmma reads are loaded again behind the `wait_group` for it. A stage is empty when the
+wgmmas that read its B are done, and its A is loaded and a proxy fence passed, behind which TMA may overwrite it.
+
+Row k of A in shared memory is 128 bytes, 32 m; its 16-byte chunks are swizzled by k % 8 (TMA, 128-byte swizzle), so the
+four k of a load move 4 chunks among themselves. Lanes of neighbouring rows, two chunks of them, would meet there in the
+same banks: `slab_rows` gives a warp's rows another order, chunks c and c + 4 at a time, and no two lanes meet. That
+matters: for each 128x256 k tile, 1024 cycles of wgmma, shared memory is busy for all of them (512 to read B twice, 384
+to write both operands, 128 to read A).
 """
 
 from __future__ import annotations
@@ -23,7 +30,11 @@ from jax_bwgemm.kernels.gemm import Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.sm90_store import Sm90Store
 from jax_bwgemm.kernels.split_tail import Item
 
-HALVES = 2
+HALVES = 2  # of a stage's k
+FRAGMENT = 4  # elements of a thread: rows g and g + 8 for k t, then for k t + 4
+MMA_K = 8
+BOX_M = 32  # rows of a TMA box and of a swizzle: 128 bytes
+CHUNK = 4  # elements that a swizzle moves as a whole: 16 bytes
 
 
 class MmaTf32Op(warpgroup.MmaF8Op):
@@ -31,24 +42,40 @@ class MmaTf32Op(warpgroup.MmaF8Op):
 
     def __init__(self, shape_mn: tuple[int, int], a_src: warpgroup.OperandSource) -> None:
         dtypes, majors = (cutlass.TFloat32, cutlass.TFloat32, Float32), (OperandMajorMode.K, OperandMajorMode.K)
-        super().__init__(*dtypes, (*shape_mn, 8), a_src, *majors)
+        super().__init__(*dtypes, (*shape_mn, MMA_K), a_src, *majors)
 
     def _verify(self) -> None:
         """The base class would refuse the dtypes."""
 
 
 class Sm90Registers(Sm90Store):
-    """What replaces `Sm90Gemm.main_loop` for an m-major A of TF32."""
+    """What an m-major TF32 A has in place of `Sm90Gemm.main_loop`."""
 
-    def fragment_source(self, mma: cute.TiledMma, sA: cute.Tensor, thread: Any) -> cute.Tensor:
-        """A thread's elements of A in shared memory: (MMA, MMA_M, MMA_K, stage)."""
-        return mma.get_slice(thread).partition_A(sA)
+    def fragment_sources(self, sA: cute.Tensor, group: StoreGroup) -> tuple[cute.Tensor, ...]:
+        """A thread's elements of A in shared memory, for each of its FRAGMENT: (slab, step of k, stage)."""
+        lane, warp = group.tidx % 32, group.tidx // 32
+        slab = 64 * self.tile.k_tile
+        steps = self.tile.k_tile // MMA_K
+        slabs = self.tile.cta_m // (64 * self.side_by_side)
+        layout = cute.make_layout(
+            (slabs, steps, self.stages),
+            stride=(slab * self.side_by_side, BOX_M * MMA_K, self.tile.cta_m * self.tile.k_tile),
+        )
+        base = cute.recast_ptr(sA.iterator, swizzle_=None) + group.idx % self.side_by_side * slab
+        found = []
+        for i in range(FRAGMENT):
+            row = self.slab_rows(16 * warp + 8 * (i % 2) + lane // 4)
+            k = 4 * (i // 2) + lane % 4
+            chunk = (row % BOX_M // CHUNK) ^ k
+            offset = row // BOX_M * (BOX_M * self.tile.k_tile) + k * BOX_M + chunk * CHUNK + row % CHUNK
+            found.append(cute.make_tensor(base + offset, layout))
+        return tuple(found)
 
     @cute.jit
     def main_loop_from_registers(
         self,
         acc: cute.Tensor,
-        As: cute.Tensor,
+        As: tuple[cute.Tensor, ...],
         fB: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
         read: pipeline.PipelineState,
@@ -61,24 +88,24 @@ class Sm90Registers(Sm90Store):
         group: StoreGroup,
         sizes: Sizes,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32], Int32]:
-        """As `Sm90Gemm.main_loop`; As: a thread's elements of A (`fragment_source`)."""
+        """What `Sm90Gemm.main_loop` does. As: `fragment_sources`."""
         mma = self.tiled_mma(self.side_by_side)
-        fA = cute.make_rmem_tensor(As[None, None, None, 0].shape, self.a_dtype)
+        fA = cute.make_rmem_tensor(mma.partition_shape_A((self.tile.cta_m, self.tile.k_tile)), self.a_dtype)
         release = read.clone()
         mma.set(warpgroup.Field.ACCUMULATE, False)
         ab.consumer_wait(read)
-        for half in cutlass.range_constexpr(HALVES):
-            self.multiply_half(mma, acc, As, fA, fB, read, half)
+        self.multiply_half(mma, acc, As, fA, fB, read, 0)
+        self.multiply_half(mma, acc, As, fA, fB, read, 1)
         read.advance()
         at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             warpgroup.wait_group(1)
             self.multiply_half(mma, acc, As, fA, fB, read, 0)
+            cute.arch.fence_proxy("async.shared", space="cta")  # for the stage before: here, where nothing waits for it
             if cutlass.const_expr(self.defers_store):
                 box = self.store_held(held, outlet, held_at, box, group, sizes)
             warpgroup.wait_group(1)
-            cute.arch.fence_proxy("async.shared", space="cta")
             ab.consumer_release(release)
             self.multiply_half(mma, acc, As, fA, fB, read, 1)
             read.advance()
@@ -90,16 +117,18 @@ class Sm90Registers(Sm90Store):
         self,
         mma: cute.TiledMma,
         acc: cute.Tensor,
-        As: cute.Tensor,
+        As: tuple[cute.Tensor, ...],
         fA: cute.Tensor,
         fB: cute.Tensor,
         read: pipeline.PipelineState,
         half: int,
     ) -> None:
-        """Loads a half's fragments, which nobody reads any more, and issues its wgmmas."""
+        """Loads a half's fragments, which no wgmma reads any more, and issues its wgmmas."""
         steps = cute.size(fA, mode=[2]) // HALVES
         for kb in range(half * steps, (half + 1) * steps):
-            cute.autovec_copy(As[None, None, kb, read.index], fA[None, None, kb])
+            for slab in range(cute.size(fA, mode=[1])):
+                for i, source in enumerate(As):
+                    fA[i, slab, kb] = source[slab, kb, read.index]
         warpgroup.fence()
         for kb in range(half * steps, (half + 1) * steps):
             cute.gemm(mma, acc, fA[None, None, kb], fB[None, None, kb, read.index], acc)

@@ -189,8 +189,16 @@ class Sm90Store(Gemm):
             cute.make_tiled_copy_C_atom(stmatrix, mma),
         )
         own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        Rs = r2s.get_slice(group.tidx).partition_D(own)  # (R2S, R2S_M, R2S_N, stage)
+        rows = cute.composition(own, (self.slab_rows, None, None))
+        Rs = r2s.get_slice(group.tidx).partition_D(rows)  # (R2S, R2S_M, R2S_N, stage)
         return Outlet(r2s, Rs, own, out, mC)
+
+    @property
+    def slab_rows(self) -> cute.Layout:
+        """Row of a wgmma -> row of the slab that it multiplies."""
+        if not self.a_in_registers or self.by_rows:
+            return cute.make_layout(64)
+        return cute.make_layout((4, 2, 2, 2, 2), stride=(1, 16, 4, 8, 32))
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
