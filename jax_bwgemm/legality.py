@@ -73,6 +73,13 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     return None
 
 
+def is_read_swapped(problem: Problem, arch: Arch) -> bool:
+    """Whether the device reads the operands as they lie only as those of the transposed product."""
+    if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+        return False
+    return why_not_on(problem.transposed, arch) is None
+
+
 def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     """The part of `why_not` that no size enters."""
     in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]

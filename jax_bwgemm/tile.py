@@ -240,7 +240,7 @@ def sharing_ctas(tile: Tile, operand: str) -> int:
 
 
 def reads_a_from_registers(in_dtype: str, a_major: str, target: str) -> bool:
-    """Hopper: whether threads pick A's fragments out of shared memory, where wgmma reads 4-byte operands k-major only."""
+    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads 4 bytes k-major only."""
     return family(target) == "hopper" and in_dtype == "float32" and a_major == "m"
 
 

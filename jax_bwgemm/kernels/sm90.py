@@ -28,7 +28,8 @@ their accumulators there; the load warp waits for `drained` after each tile. Eve
 before it touches global memory; the load warp releases the next kernel when its last load is on its way. A split
 tail adds the flags of `split_tail`, between the last stage of an item and its store.
 
-Here are the kernel, the load role and the main loop; what follows a tile's sums is in `sm90_store`.
+Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
+a tile's sums in `sm90_store`.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from typing import Any
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import Hints, Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
-from jax_bwgemm.kernels.sm90_registers import MmaTf32Op, Sm90Registers
+from jax_bwgemm.kernels.sm90_registers import Sm90Registers
 from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.split_tail import Item
@@ -63,20 +64,6 @@ class Sm90Gemm(Sm90Registers):
     """One variant. Sizes are run-time parameters."""
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
-
-    def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
-        if self.a_dtype is cutlass.TFloat32:
-            source = warpgroup.OperandSource.RMEM if self.a_in_registers else warpgroup.OperandSource.SMEM
-            return cute.make_tiled_mma(MmaTf32Op((64, self.tile.mma_n), source), (warpgroups, 1, 1))
-        return sm90.make_trivial_tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            OperandMajorMode.K if self.a_major == "k" else OperandMajorMode.MN,
-            OperandMajorMode.K if self.b_major == "k" else OperandMajorMode.MN,
-            self.acc_dtype,
-            (warpgroups, 1, 1),
-            (64, self.tile.mma_n),
-        )
 
     def smem_layouts(self) -> tuple[Any, Any]:
         """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages)."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
+import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
@@ -49,7 +50,21 @@ class MmaTf32Op(warpgroup.MmaF8Op):
 
 
 class Sm90Registers(Sm90Store):
-    """What an m-major TF32 A has in place of `Sm90Gemm.main_loop`."""
+    """Where wgmma has its A from, and what an m-major TF32 A has in place of `Sm90Gemm.main_loop`."""
+
+    def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
+        if self.a_dtype is cutlass.TFloat32:
+            source = warpgroup.OperandSource.RMEM if self.a_in_registers else warpgroup.OperandSource.SMEM
+            return cute.make_tiled_mma(MmaTf32Op((64, self.tile.mma_n), source), (warpgroups, 1, 1))
+        return sm90.make_trivial_tiled_mma(
+            self.a_dtype,
+            self.b_dtype,
+            OperandMajorMode.K if self.a_major == "k" else OperandMajorMode.MN,
+            OperandMajorMode.K if self.b_major == "k" else OperandMajorMode.MN,
+            self.acc_dtype,
+            (warpgroups, 1, 1),
+            (64, self.tile.mma_n),
+        )
 
     def fragment_sources(self, sA: cute.Tensor, group: StoreGroup) -> tuple[cute.Tensor, ...]:
         """A thread's elements of A in shared memory, for each of its FRAGMENT: (slab, step of k, stage)."""
