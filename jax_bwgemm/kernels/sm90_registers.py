@@ -118,11 +118,11 @@ class Sm90Registers(Sm90Store):
             warpgroup.wait_group(1)
             self.multiply_half(mma, acc, As, fA, fB, read, 0)
             cute.arch.fence_proxy("async.shared", space="cta")  # for the stage before: here, where nothing waits for it
-            if cutlass.const_expr(self.defers_store):
-                box = self.store_held(held, outlet, held_at, box, group, sizes)
             warpgroup.wait_group(1)
             ab.consumer_release(release)
             self.multiply_half(mma, acc, As, fA, fB, read, 1)
+            if cutlass.const_expr(self.defers_store):  # between the halves, ptxas would wait for each wgmma alone
+                box = self.store_held(held, outlet, held_at, box, group, sizes)
             read.advance()
             release.advance()
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -195,8 +195,9 @@ class Sm90Store(Gemm):
 
     @property
     def slab_rows(self) -> cute.Layout:
-        """Row of a wgmma -> row of the slab that it multiplies."""
-        if not self.a_in_registers or self.by_rows:
+        """Row of a wgmma -> row of the slab that it multiplies. In order, unless A's loads want another one
+        (`sm90_registers`) and the store can follow: `row_store` and the transposing stmatrix take 8 rows at a time."""
+        if not self.a_in_registers or self.by_rows or (self.c_major == "m" and self.out_dtype.width < 32):
             return cute.make_layout(64)
         return cute.make_layout((4, 2, 2, 2, 2), stride=(1, 16, 4, 8, 32))
 
