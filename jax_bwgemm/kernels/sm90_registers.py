@@ -13,9 +13,9 @@ wgmmas that read its B are done, and its A is loaded and a proxy fence passed, b
 
 Row k of A in shared memory is 128 bytes, 32 m; its 16-byte chunks are swizzled by k % 8 (TMA, 128-byte swizzle), so the
 four k of a load move 4 chunks among themselves. Lanes of neighbouring rows, two chunks of them, would meet there in the
-same banks: `slab_rows` gives a warp's rows another order, chunks c and c + 4 at a time, and no two lanes meet. That
-matters: for each 128x256 k tile, 1024 cycles of wgmma, shared memory is busy for all of them (512 to read B twice, 384
-to write both operands, 128 to read A).
+same banks: `slab_rows` gives a warp's rows another order, chunks c and c + 4 at a time, and no two lanes meet. By
+arithmetic there is no room for twice the time: of a 128x256 k tile's 1024 cycles of wgmma, at 128 bytes a clock, shared
+memory spends 512 on reading B for two warpgroups, 384 on what TMA writes, and 128 on these loads.
 """
 
 from __future__ import annotations
