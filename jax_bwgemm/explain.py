@@ -16,7 +16,7 @@ from jax_bwgemm.measured import Record
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.tile import Tile, is_tma_storable, padding, workspace_bytes
+from jax_bwgemm.tile import Tile, is_tma_storable, padding, reads_a_from_registers, workspace_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def explain_problem(
     illegal: ValueError | None = None
     is_emulated, reason = emulate != "off", None
     for asked in filter(None, (problem, without_epilogue(problem))):
-        for own in filter(None, (asked, k_major(asked, device, is_emulated))):
+        for own in (asked, *k_major(asked, device, is_emulated)):
             try:
                 decisions.append(decide(own, device, tile, is_emulated))
             except ValueError as error:
@@ -187,7 +187,7 @@ def _choice_lines(plan: Plan | None) -> list[str]:
     lines = {
         "tile": _why_tile(plan, plan.chosen),
         "pairs": _why_cta_group(plan, plan.chosen),
-        "swap": _why_swapped(plan.problem, plan.tile) if plan.swapped else "",
+        "swap": _why_swapped(plan.problem, plan.tile, plan.arch.target) if plan.swapped else "",
         "split": _why_split(plan.tile) if plan.tile.cluster_k > 1 else "",
         "stream": _why_stream(plan, plan.tile) if plan.tile.stream_k else "",
         "order": order,
@@ -243,8 +243,10 @@ def _demand(candidate: Candidate) -> str:
     return f"{need} ({cost.us:.1f} us at {cost.clock_ghz:.2f} GHz)"
 
 
-def _why_swapped(problem: Problem, tile: Tile) -> str:
+def _why_swapped(problem: Problem, tile: Tile, target: str) -> str:
     """`problem` is the transposed one: what was asked has its n as rows."""
+    if reads_a_from_registers(problem.a_dtype, problem.a_major, target):
+        return f"computes C^T = B^T A^T: wgmma takes an n-major {problem.a_dtype} b as its A only, from registers"
     filled = 100 * problem.n / (-(-problem.n // tile.mma_n) * tile.mma_n)
     return (
         f"computes C^T = B^T A^T: {problem.n} rows of C as columns fill {filled:.0f} % of the tiles' width; "

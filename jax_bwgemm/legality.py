@@ -62,10 +62,22 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
     majors = problem.a_major, problem.b_major
-    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and majors != ("k", "k"):
+    if family(arch.target) != "hopper" or DTYPE_BYTES[dtype] == 2 or majors == ("k", "k"):
+        return None
+    if dtype != "float32":
         rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
         return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
+    if problem.b_major != "k":
+        rule = "a k-major b for float32 (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
+        return f"sm_90a requires {rule}, got {problem.b_major!r}"
     return None
+
+
+def is_read_swapped(problem: Problem, arch: Arch) -> bool:
+    """Whether the device reads the operands as they lie only as those of the transposed product."""
+    if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+        return False
+    return why_not_on(problem.transposed, arch) is None
 
 
 def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
@@ -81,7 +93,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
         return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
     for operand, major in (("a", problem.a_major), ("b", problem.b_major)):
-        if reason := _why_not_load(tile, operand, major, problem.a_dtype):
+        if reason := _why_not_load(tile, operand, major, problem.a_dtype, arch):
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
@@ -128,12 +140,12 @@ def _why_not_cluster(tile: Tile) -> str | None:
     return None
 
 
-def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str) -> str | None:
+def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arch) -> str | None:
     """A multicast splits a box between the CTAs that share it: whole 8-row swizzle atoms each."""
     contiguous, other = load_box(tile, operand, major, in_dtype)
     if contiguous * DTYPE_BYTES[in_dtype] < 32:
         return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
-    if swizzle_atom_bytes(in_dtype, major) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
+    if swizzle_atom_bytes(in_dtype, major, arch.target) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
         return f"a {major}-major float32 operand {operand} requires a multiple of 32 {major} a CTA, got {tile}"
     if other % 8 or other == 0:
         rule = "a multiple of 8 rows for each CTA that loads a part of it"

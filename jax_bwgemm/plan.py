@@ -17,7 +17,7 @@ from jax_bwgemm.cost import (
     concurrent_clusters,
     cost,
 )
-from jax_bwgemm.legality import needs_promotion, why_not
+from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
@@ -90,14 +90,19 @@ class Plan:
 def candidates(
     problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
 ) -> tuple[Candidate, ...]:
-    """The tiles that ship, for the problem's dtype; and narrow ones for its transpose, if that is `is_swappable`."""
-    kind, depth = family(arch.target), k_tile(problem.a_dtype)
+    """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
+    for its transpose, if that is `is_swappable`."""
+    kind, swaps = family(arch.target), is_read_swapped(problem, arch)
     tiles = (tile for tile in shipped[kind] if tile.promoted == needs_promotion(problem, arch))
-    found = [Candidate(dataclasses.replace(tile, k_tile=depth), problem) for tile in tiles]
+    pairs = [(tile, swaps) for tile in tiles]
     if is_swappable(problem):
-        flipped = problem.transposed
-        found += [Candidate(dataclasses.replace(tile, k_tile=depth), flipped, swapped=True) for tile in narrow[kind]]
-    return tuple(found)
+        pairs += [(tile, True) for tile in narrow[kind]]
+    return tuple(
+        Candidate(
+            dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
+        )
+        for tile, flips in pairs
+    )
 
 
 def is_swappable(problem: Problem) -> bool:

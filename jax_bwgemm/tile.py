@@ -244,10 +244,15 @@ def sharing_ctas(tile: Tile, operand: str) -> int:
     return tile.cluster_n if operand == "a" else tile.cluster_m // tile.cta_group
 
 
-def swizzle_atom_bytes(in_dtype: str, major: str) -> int:
-    """What a swizzle moves as a whole: 16 bytes, but 32 for TF32 whose rows are contiguous (PTX ISA, tcgen05 shared
-    memory layout, 128-byte swizzle with 32-byte atomicity)."""
-    return 32 if in_dtype == "float32" and major != "k" else 16
+def reads_a_from_registers(in_dtype: str, a_major: str, target: str) -> bool:
+    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads 4 bytes k-major only."""
+    return family(target) == "hopper" and in_dtype == "float32" and a_major == "m"
+
+
+def swizzle_atom_bytes(in_dtype: str, major: str, target: str) -> int:
+    """What a swizzle moves as a whole: 16 bytes, but 32 for Blackwell's TF32 whose rows are contiguous (PTX ISA,
+    tcgen05 shared memory layout, 128-byte swizzle with 32-byte atomicity)."""
+    return 32 if family(target) == "blackwell" and in_dtype == "float32" and major != "k" else 16
 
 
 def _span_bytes(extent_bytes: int, widest: int) -> int:

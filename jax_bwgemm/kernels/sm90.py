@@ -28,7 +28,8 @@ their accumulators there; the load warp waits for `drained` after each tile. Eve
 before it touches global memory; the load warp releases the next kernel when its last load is on its way. Stream-K
 adds the flags of `stream_k`, between the last stage of a piece and its store.
 
-Here are the kernel, the load role and the main loop; what follows a tile's sums is in `sm90_store`.
+Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
+a tile's sums in `sm90_store`.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ from typing import Any
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import Hints, Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
 from jax_bwgemm.kernels.scheduler import Piece
-from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS, Sm90Store
+from jax_bwgemm.kernels.sm90_registers import Sm90Registers
+from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.tile import EPILOGUE_STAGES
 
@@ -58,34 +60,10 @@ def multiply_registers(warpgroups: int) -> int:
     return min(240, rest // warpgroups // 8 * 8)
 
 
-class MmaTf32Op(warpgroup.MmaF8Op):
-    """wgmma of k-major TF32, for which the DSL has no class: the one for 8 bits, whose layouts are the same bytes."""
-
-    def __init__(self, shape_mn: tuple[int, int]) -> None:
-        dtypes, majors = (cutlass.TFloat32, cutlass.TFloat32, Float32), (OperandMajorMode.K, OperandMajorMode.K)
-        super().__init__(*dtypes, (*shape_mn, 8), warpgroup.OperandSource.SMEM, *majors)
-
-    def _verify(self) -> None:
-        """The base class would refuse the dtypes."""
-
-
-class Sm90Gemm(Sm90Store):
+class Sm90Gemm(Sm90Registers):
     """One variant. Sizes are run-time parameters."""
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
-
-    def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
-        if self.a_dtype is cutlass.TFloat32:
-            return cute.make_tiled_mma(cute.make_mma_atom(MmaTf32Op((64, self.tile.mma_n))), (warpgroups, 1, 1))
-        return sm90.make_trivial_tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            OperandMajorMode.K if self.a_major == "k" else OperandMajorMode.MN,
-            OperandMajorMode.K if self.b_major == "k" else OperandMajorMode.MN,
-            self.acc_dtype,
-            (warpgroups, 1, 1),
-            (64, self.tile.mma_n),
-        )
 
     def smem_layouts(self) -> tuple[Any, Any]:
         """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages)."""
@@ -243,7 +221,12 @@ class Sm90Gemm(Sm90Store):
         group = self.store_group(tidx)
         mma = self.tiled_mma(self.side_by_side)
         thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
-        fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
+        if cutlass.const_expr(self.a_in_registers):
+            main_loop = self.main_loop_from_registers
+            fA = self.fragment_sources(sA, group)
+        else:
+            main_loop = self.main_loop
+            fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
         fB = mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stage)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), self.acc_dtype)
         outlet = self.outlet(out, mC, sC, self.tiled_mma(1), group)
@@ -262,7 +245,7 @@ class Sm90Gemm(Sm90Store):
             if cutlass.const_expr(tile.cluster_k > 1):
                 at = self.first_box(walk, item, group)
                 if walk.k_count > 0:
-                    read, last, at, box = self.main_loop(
+                    read, last, at, box = main_loop(
                         acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                     )
                     warpgroup.wait_group(0)
@@ -274,7 +257,7 @@ class Sm90Gemm(Sm90Store):
                 if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
                     if idx != walk.first:
                         cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
-                read, last, at, box = self.main_loop(
+                read, last, at, box = main_loop(
                     acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                 )
                 if cutlass.const_expr(tile.pingpong):

@@ -22,7 +22,7 @@ from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffe
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Stream
-from jax_bwgemm.tile import defers_store
+from jax_bwgemm.tile import defers_store, reads_a_from_registers
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -40,6 +40,7 @@ class Sm90Store(Gemm):
         self.warpgroups = tile.num_consumer_warpgroups
         self.consumers = self.warpgroups * WARPGROUP_THREADS
         self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.a_in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
         self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
@@ -191,8 +192,17 @@ class Sm90Store(Gemm):
             cute.make_tiled_copy_C_atom(stmatrix, mma),
         )
         own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        Rs = r2s.get_slice(group.tidx).partition_D(own)  # (R2S, R2S_M, R2S_N, stage)
+        rows = cute.composition(own, (self.slab_rows, None, None))
+        Rs = r2s.get_slice(group.tidx).partition_D(rows)  # (R2S, R2S_M, R2S_N, stage)
         return Outlet(r2s, Rs, own, out, mC)
+
+    @property
+    def slab_rows(self) -> cute.Layout:
+        """Row of a wgmma -> row of the slab that it multiplies. In order, unless A's loads want another one
+        (`sm90_registers`) and the store can follow: `row_store` and the transposing stmatrix take 8 rows at a time."""
+        if not self.a_in_registers or self.by_rows or (self.c_major == "m" and self.out_dtype.width < 32):
+            return cute.make_layout(64)
+        return cute.make_layout((4, 2, 2, 2, 2), stride=(1, 16, 4, 8, 32))
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)

@@ -55,6 +55,7 @@ VARIANTS = [
     Variant("sm_90a", BF16, BF16, F16, "m", "n", Tile(128, 128, cluster_n=2), "bias"),
     Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 128), store="threads"),
     Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2, stream_k=True), "scale_bias"),
+    Variant("sm_90a", F32, F32, F32, "m", "k", Tile(128, 128, 32, cluster_n=2), c_major="m"),
     Variant("sm_100a", BF16, BF16, BF16, "k", "k", Tile(128, 256), "scale"),
     Variant("sm_100a", F16, F16, F32, "m", "n", PAIR, "scale_bias"),
     Variant("sm_100a", BF16, BF16, F32, "k", "n", Tile(128, 128), "scale_bias", store="threads"),
