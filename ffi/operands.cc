@@ -74,12 +74,15 @@ Status CheckAgrees(const char* what, int64_t want, int64_t got) {
   return InvalidArgument(what, " requires ", want, ", got ", got);
 }
 
-// `is_padded` says that `size` may reach up to a multiple of 16 bytes, with zeros.
-Status CheckExtent(const char* what, int64_t want, int64_t size, bool is_padded, int32_t dtype) {
-  const int64_t step = kAlignBytes / DtypeBytes(dtype), padded = (want + step - 1) / step * step;
-  if (size == want || (is_padded && size == padded)) return {};
-  if (!is_padded || padded == want) return CheckAgrees(what, want, size);
-  return InvalidArgument(what, " requires ", want, ", or ", padded, " with padding, got ", size);
+// Zeros may follow a contiguous dimension that TMA cannot step over. How many is Python's to say (`padding`): any
+// multiple of 16 bytes will do, if it starts no other cache line.
+Status CheckExtent(const char* what, int64_t want, int64_t size, bool is_contiguous, int32_t dtype) {
+  const int64_t step = kAlignBytes / DtypeBytes(dtype), line = kLineBytes / DtypeBytes(dtype);
+  if (size == want || !is_contiguous || want % step == 0) return CheckAgrees(what, want, size);
+  const int64_t most = (want + line - 1) / line * line;
+  if (size > want && size <= most && size % step == 0) return {};
+  return InvalidArgument(what, " requires ", want, ", or with padding a multiple of ", step, " up to ", most, ", got ",
+                         size);
 }
 
 Status CheckBatch(const char* name, int64_t batch, int64_t operand_batch) {

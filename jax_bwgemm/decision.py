@@ -14,6 +14,7 @@ from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry, RepackEntry
 from jax_bwgemm.legality import why_not_on
 from jax_bwgemm.measured import Record, Time
+from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
 from jax_bwgemm.repack import Repack, Shape
@@ -108,14 +109,15 @@ def without_epilogue(problem: Problem) -> Problem | None:
 
 
 def find_repack(
-    kind: str, element_bytes: int, shape: Shape, device: str | None, is_emulated: bool = False
+    kind: str, element_bytes: int, out_shape: Shape, device: str | None, is_emulated: bool = False
 ) -> RepackEntry | None:
-    """The kernel that repacks an array of `shape` on `device`, or in the emulator as there; None if there is none."""
+    """The kernel that repacks an array into `out_shape` on `device`, or in the emulator as there; None if there is
+    none."""
     arch = target_arch(device)
     if isinstance(arch, str):
         return None
     repack = Repack(arch.target, kind, element_bytes)
-    if repack.why_not(shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
+    if repack.why_not(out_shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
         return None
     entry = artifacts.find(repack)
     return None if isinstance(entry, str) else entry
@@ -127,9 +129,8 @@ def k_major(problem: Problem, device: str | None, is_emulated: bool = False) -> 
     arch, flipped = target_arch(device), dataclasses.replace(problem, a_major="k", b_major="k")
     if isinstance(arch, str) or problem.is_empty or not why_not_on(problem, arch) or why_not_on(flipped, arch):
         return None
-    sources = {"a": (problem.a_batch, problem.k, problem.m), "b": (problem.b_batch, problem.k, problem.n)}
     kinds = {"a": (problem.a_major, problem.a_dtype), "b": (problem.b_major, problem.b_dtype)}
-    others = [(sources[x], DTYPE_BYTES[dtype]) for x, (major, dtype) in kinds.items() if major != "k"]
+    others = [(padded_shape(flipped, x), DTYPE_BYTES[dtype]) for x, (major, dtype) in kinds.items() if major != "k"]
     found = [find_repack("transpose", size, shape, device, is_emulated) for shape, size in others]
     return None if None in found else flipped
 

@@ -50,16 +50,16 @@ class RepackKernel:
         self.tile_cols = TILE_ROW_BYTES // self.bytes
 
     @cute.jit
-    def __call__(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def __call__(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         kernel = self.pad if self.kind == "pad" else self.transpose
-        kernel(source, out, batch, rows, cols).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
+        kernel(source, out, batch, rows, cols, pitch).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
 
     @cute.kernel
-    def pad(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def pad(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
         row_bytes = Int64(cols) * self.bytes
-        row_chunks = Uint32((cols + (self.chunk - 1)) // self.chunk)
+        row_chunks = Uint32(pitch // self.chunk)
         num_rows = Int64(batch) * Int64(rows)
         num_chunks = Uint32(batch * rows) * row_chunks
         end = source + num_rows * row_bytes
@@ -83,17 +83,18 @@ class RepackKernel:
                 cute.autovec_copy(words, chunk_at(out + Int64(idx) * CHUNK_BYTES))
 
     @cute.kernel
-    def transpose(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def transpose(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         """Thread t of a tile: chunk t % 8 of rows `packed` * (t / 8) and on, and of those 32 words further, ..."""
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
         allocator, num_words = cutlass.memory.SmemAllocator(), TILE_ROWS * TILE_ROW_BYTES // 4
         lines = allocator.allocate_tensor(Uint32, cute.make_layout(num_words), CHUNK_BYTES).iterator
         tiles_c = Uint32((cols + (self.tile_cols - 1)) // self.tile_cols)
-        tiles_r = Uint32((rows + (TILE_ROWS - 1)) // TILE_ROWS)
+        tiles_r = Uint32((pitch + (TILE_ROWS - 1)) // TILE_ROWS)
         above, tile_c = divided(Uint32(cta_idx()), tiles_c)
         l_idx, tile_r = divided(above, tiles_r)
         rows_here = cutlass.select_(l_idx < Uint32(batch), rows, Int32(0))
+        pitch_here = cutlass.select_(l_idx < Uint32(batch), pitch, Int32(0))
         row, col = Int32(tile_r) * TILE_ROWS, Int32(tile_c) * self.tile_cols
         row_bytes = Int64(cols) * self.bytes
         matrix = source + Int64(l_idx) * Int64(rows) * row_bytes
@@ -123,7 +124,7 @@ class RepackKernel:
             for j, word in enumerate(self.by_column(chunks)):
                 cute.make_tensor(lines + (own + (j * line + unit * 32)), cute.make_layout(1))[0] = word
         cute.arch.sync_threads()
-        self.store_columns(lines, out, l_idx, row, col, rows_here, cols, tidx)
+        self.store_columns(lines, out, l_idx, row, col, pitch_here, cols, tidx)
 
     @cute.jit
     def store_columns(
@@ -133,12 +134,11 @@ class RepackKernel:
         l_idx: Uint32,
         row: Int32,
         col: Int32,
-        rows: Int32,
+        pitch: Int32,
         cols: Int32,
         tidx: Int32,
     ) -> None:
         """From shared memory: neighbouring threads store neighbouring chunks of a row of the result."""
-        pitch = (Int64(rows) + (self.chunk - 1)) // self.chunk * CHUNK_BYTES
         per_col = cutlass.const_expr(TILE_ROWS // self.chunk)
         words = cute.make_rmem_tensor(WORDS, Uint32)
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
@@ -149,9 +149,10 @@ class RepackKernel:
                 assumed_align=CHUNK_BYTES,
             )  # fmt: skip
             cute.autovec_copy(cute.make_tensor(place, cute.make_layout(WORDS)), words)
-            if (col + own_col < cols) & (row + at * self.chunk < rows):
+            if (col + own_col < cols) & (row + at * self.chunk < pitch):
                 line = Int64(l_idx) * Int64(cols) + Int64(col + own_col)
-                cute.autovec_copy(words, chunk_at(out + line * pitch + Int64(row + at * self.chunk) * self.bytes))
+                place_elems = line * Int64(pitch) + Int64(row + at * self.chunk)
+                cute.autovec_copy(words, chunk_at(out + place_elems * self.bytes))
 
     @cute.jit
     def load(self, addresses: Any, sizes: Any, is_inside: Any) -> Any:
@@ -256,7 +257,7 @@ def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
     kernel = RepackKernel(repack)
     getattr(RepackKernel, repack.kind).set_name_prefix(repack.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     options = f"--gpu-arch {repack.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
-    addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 3
+    addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 4
     compiled = cute.compile(kernel, *addresses, *sizes, options=options)
     return Compiled(
         cubin=compiled.artifacts.CUBIN,
