@@ -43,6 +43,16 @@ struct Majors {
 
 int64_t DtypeBytes(int32_t dtype);  // 0: not one of those above
 
+// What rows of `size` elements may be padded to: the multiples of 16 bytes up to the end of their last cache line.
+// Which one is Python's to say (`padding`).
+struct Pitches {
+  Pitches(int64_t size, int64_t element_bytes);
+  bool Contain(int64_t pitch) const { return pitch >= least && pitch <= most && pitch % step == 0; }
+  std::string Text() const { return Cat(least, "..", most, " in steps of ", step); }
+
+  int64_t step, least, most;  // elements
+};
+
 // Reads the problem off the buffers: a is (la, m, k) or (la, k, m), b (lb, k, n) or (lb, n, k), out (l, m, n) or
 // (l, n, m), bias (n,), residual as out. The contiguous dimension of a and b, if no multiple of 16 bytes, may be padded
 // with zeros to one, as far as to the end of its cache line: m and n are the result's, k is the smaller one.

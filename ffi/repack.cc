@@ -49,11 +49,12 @@ Status CheckSizes(const JbwRepackRequest& request, const JbwBuffer& source, cons
     return InvalidArgument("`out` requires the dtype of `source`, XLA FFI dtype ", source.dtype, ", got ", out.dtype);
   }
   const int64_t slow = source.dims[request.is_transpose ? 2 : 1], inner = source.dims[request.is_transpose ? 1 : 2];
-  const int64_t step = kAlignBytes / request.element_bytes, pitch = out.dims[2], row_chunks = pitch / step;
-  if (out.dims[0] != source.dims[0] || out.dims[1] != slow || pitch < inner || pitch % step) {
-    return InvalidArgument("`out` requires shape (", source.dims[0], ", ", slow, ", a multiple of ", step,
-                           " of at least ", inner, "), got (", out.dims[0], ", ", out.dims[1], ", ", pitch, ")");
+  const Pitches pitches(inner, request.element_bytes);
+  if (out.dims[0] != source.dims[0] || out.dims[1] != slow || !pitches.Contain(out.dims[2])) {
+    return InvalidArgument("`out` requires shape (", source.dims[0], ", ", slow, ", ", pitches.Text(), "), got (",
+                           out.dims[0], ", ", out.dims[1], ", ", out.dims[2], ")");
   }
+  const int64_t row_chunks = out.dims[2] / pitches.step;
   if (source.dims[0] > kInt32Max / slow || source.dims[0] * slow > kInt32Max / row_chunks) {
     return InvalidArgument("`out` requires at most ", kInt32Max, " chunks of ", kAlignBytes, " bytes, got ",
                            source.dims[0], " x ", slow, " x ", row_chunks);

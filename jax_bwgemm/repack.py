@@ -3,8 +3,8 @@
     pad         (l, r, c) -> (l, r, pitch), zeros behind the c elements of a row
     transpose   (l, r, c) -> (l, c, pitch), the same of the transpose
 
-The pitch is any multiple of 16 bytes that holds a row, since TMA can step over those; `padding` says which. The source
-may start at any element, the result starts on 16 bytes.
+The pitch is a multiple of 16 bytes, which TMA can step over, from the first that holds the row to the end of its last
+cache line; `padding` says which. The source may start at any element, the result starts on 16 bytes.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tests.emu import shipped
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)
 SHAPES = [(1 + i % 3, rows, SIZES[(3 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
 SHAPES += [(1, 1000, 9), (1, 9, 1000), (2, 129, 129), (1, 65, 1000), (3, 1, 1), (5, 1, 128), (1, 1000, 127)]
-MORE_CHUNKS = (0, 7, 1, 0, 3, 20)  # in a row of the result than its elements need
+PITCHES = (16, 128, 16, 32, 128)  # bytes, of which rows of the result are whole multiples
 ALL = [Repack("sm_90a", kind, size) for kind, size in itertools.product(KINDS, ELEMENT_BYTES)]
 POISON = 0xA5
 
@@ -37,9 +37,9 @@ def built(repack: Repack) -> artifacts.RepackEntry:
     return entry
 
 
-def expected(repack: Repack, source: np.ndarray, more_chunks: int = 0) -> np.ndarray:
-    moved, chunk = source if repack.kind == "pad" else source.swapaxes(1, 2), 16 // repack.element_bytes
-    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % chunk + more_chunks * chunk)))
+def expected(repack: Repack, source: np.ndarray, step_bytes: int = 16) -> np.ndarray:
+    moved = source if repack.kind == "pad" else source.swapaxes(1, 2)
+    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % (step_bytes // repack.element_bytes))))
 
 
 def random_source(repack: Repack, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
@@ -55,14 +55,14 @@ def launched(
     schedule: Schedule | None = None,
     edit: tuple[str, str] = ("", ""),
     extra_ctas: int = 0,
-    more_chunks: int = 0,
+    step_bytes: int = 16,
 ) -> tuple[np.ndarray, Counters]:
-    """The result, with `more_chunks` of zeros, for a source that starts `start` elements behind a multiple of 256
+    """The result, in rows of whole `step_bytes`, for a source that starts `start` elements behind a multiple of 256
     bytes."""
     entry = built(repack)
     text = shipped.ptx(entry.name)
     assert edit[0] in text
-    shape = expected(repack, source, more_chunks).shape
+    shape = expected(repack, source, step_bytes).shape
     out = np.full((*shape, source.itemsize), POISON, np.uint8).view(source.dtype)[..., 0]
     space = Memory()
     addresses = space.register(source, "source", start * source.itemsize), space.register(out, "out")
@@ -77,11 +77,11 @@ def test_against_numpy(repack: Repack) -> None:
     rng = np.random.default_rng(repack.element_bytes)
     for i, shape in enumerate(SHAPES):
         source = random_source(repack, shape, i)
-        start, more = int(rng.integers(16 // repack.element_bytes)), MORE_CHUNKS[i % len(MORE_CHUNKS)]
+        start, step = int(rng.integers(16 // repack.element_bytes)), PITCHES[i % len(PITCHES)]
         schedule = Schedule.standard(i)[i % len(Schedule.standard(i))]
-        out, _ = launched(repack, source, start, schedule, more_chunks=more)
-        said = f"{repack.name} {shape} from element {start}, {more} chunks more"
-        np.testing.assert_array_equal(out, expected(repack, source, more), said)
+        out, _ = launched(repack, source, start, schedule, step_bytes=step)
+        said = f"{repack.name} {shape} from element {start} to rows of whole {step} bytes"
+        np.testing.assert_array_equal(out, expected(repack, source, step), said)
 
 
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
@@ -102,8 +102,8 @@ def test_other_targets(target: str) -> None:
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
 def test_ctas_without_work_touch_nothing(repack: Repack) -> None:
     source = random_source(repack, (2, 33, 35))
-    out, _ = launched(repack, source, 1, extra_ctas=9, more_chunks=5)
-    np.testing.assert_array_equal(out, expected(repack, source, 5))
+    out, _ = launched(repack, source, 1, extra_ctas=9, step_bytes=128)
+    np.testing.assert_array_equal(out, expected(repack, source, 128))
 
 
 def test_a_transpose_without_its_barrier_is_a_race() -> None:
