@@ -134,22 +134,10 @@ SHAPE = r"`out` requires shape \(2, 100, 40..64 in steps of 8\), got "
         ({"source": BF16_BUFFER((0, 1, 1))}, "`source` requires sizes of 1..2147483519, got 0"),
         ({"source": BF16_BUFFER((1, 1, 2**31 - 1))}, "`source` requires sizes of 1..2147483519, got 2147483647"),
         ({"out": ffi.Buffer.of("float16", (2, 100, 40))}, "requires the dtype of `source`, XLA FFI dtype 16, got 10"),
-        (
-            {"out": BF16_BUFFER((2, 100, 44))},
-            SHAPE + r"\(2, 100, 44\)",
-        ),
-        (
-            {"out": BF16_BUFFER((2, 100, 32))},
-            SHAPE + r"\(2, 100, 32\)",
-        ),
-        (
-            {"out": BF16_BUFFER((2, 100, 72))},
-            SHAPE + r"\(2, 100, 72\)",
-        ),
-        (
-            {"out": BF16_BUFFER((1, 100, 40))},
-            SHAPE + r"\(1, 100, 40\)",
-        ),
+        ({"out": BF16_BUFFER((2, 100, 44))}, SHAPE + r"\(2, 100, 44\)"),
+        ({"out": BF16_BUFFER((2, 100, 32))}, SHAPE + r"\(2, 100, 32\)"),
+        ({"out": BF16_BUFFER((2, 100, 72))}, SHAPE + r"\(2, 100, 72\)"),
+        ({"out": BF16_BUFFER((1, 100, 40))}, SHAPE + r"\(1, 100, 40\)"),
         ({"out": BF16_BUFFER((2, 100, 2**31))}, "`out` requires sizes of 1..2147483519, got 2147483648"),
         ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104..128 in steps of 8\), got \(2, 100, 40\)"),
         (
