@@ -8,8 +8,8 @@
     exchange   transpose only: 4-byte words of 4/element rows through shared memory, one barrier, 16 bytes back
     store      aligned chunks of 16 bytes, zeros where the source has nothing
 
-A CTA that could touch a byte outside the source loads element by element instead; only those at the array's two ends
-can, and the last one is the first to start, so that none waits for it.
+Whoever could touch a byte outside the source, a thread of a pad or a CTA of a transpose, loads element by element
+instead; only those at the array's two ends can, and the last CTA is the first to start, so that none waits for it.
 
 Shared memory of a transpose: word w of column j, which is rows 4/element * w and on, lies at word w of line j but that
 16-byte granules w/4 are exchanged by XOR with the chunk of j, (j / chunk's columns) % 8. The 32 words of a warp's store
@@ -59,21 +59,21 @@ class RepackKernel:
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
         row_bytes = Int64(cols) * self.bytes
-        row_chunks = Uint32(pitch // self.chunk)
-        num_rows = Int64(batch) * Int64(rows)
-        num_chunks = Uint32(batch * rows) * row_chunks
-        end = source + num_rows * row_bytes
+        row_chunks, whole = Uint32(pitch) // self.chunk, Uint32(cols) // self.chunk
+        rest = Int32(Uint32(cols) % self.chunk) * self.bytes
+        num_rows = Uint32(batch) * Uint32(rows)
+        num_chunks = num_rows * row_chunks
+        end = source + Int64(num_rows) * row_bytes
         first = Uint32(cta_idx()) * (NUM_THREADS * CHUNKS_PER_THREAD)
         addresses, sizes = [], []
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
-            row, at = divided(first + Uint32(i * NUM_THREADS + tidx), row_chunks)
+            idx = first + Uint32(i * NUM_THREADS + tidx)
+            row, at = divided(idx, row_chunks)
             addresses.append(source + Int64(row) * row_bytes + Int64(at) * CHUNK_BYTES)
-            sizes.append(chunk_size(row_bytes - Int64(at) * CHUNK_BYTES, Int64(row) < num_rows))
-        last_row, last = divided(first + (NUM_THREADS * CHUNKS_PER_THREAD - 1), row_chunks)
-        last_end = source + Int64(last_row) * row_bytes + Int64(last) * CHUNK_BYTES + 2 * CHUNK_BYTES
-        first_row, first_at = divided(first, row_chunks)
-        begin = source + Int64(first_row) * row_bytes + Int64(first_at) * CHUNK_BYTES
-        is_inside = (begin - (begin & (CHUNK_BYTES - 1)) >= source) & (last_end <= end)
+            size = cutlass.select_(at < whole, Int32(CHUNK_BYTES), cutlass.select_(at == whole, rest, Int32(0)))
+            sizes.append(cutlass.select_(idx < num_chunks, size, Int32(0)))
+        begin = addresses[0] - (addresses[0] & (CHUNK_BYTES - 1))  # chunks ascend, but for those of padding: not loaded
+        is_inside = (begin >= source) & (addresses[-1] + 2 * CHUNK_BYTES <= end)
         raw, skews = self.load(addresses, sizes, is_inside)
         cute.arch.griddepcontrol_launch_dependents()
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
