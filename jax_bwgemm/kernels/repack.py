@@ -2,7 +2,8 @@
 
     step       all threads of a CTA
     wait       griddepcontrol.wait, before global memory is touched
-    load       CHUNKS_PER_THREAD chunks of 16 bytes each: all loads are on their way before the first is used
+    load       CHUNKS_PER_THREAD chunks of 16 bytes each: all loads are on their way before the first is used, and what
+               they read leaves the L2 cache first, so that a product finds the result there
     release    griddepcontrol.launch_dependents
     align      a chunk out of the one or two aligned 16 bytes that hold it: by words, then by bytes (prmt)
     exchange   transpose only: 4-byte words of 4/element rows through shared memory, one barrier, 16 bytes back
@@ -158,6 +159,12 @@ class RepackKernel:
     def load(self, addresses: Any, sizes: Any, is_inside: Any) -> Any:
         """(raw, skews): for each address the 32 bytes from the chunk boundary at or before it, as far as `sizes` ask
         for them, and its distance from there; or, unless `is_inside`, its elements and 0."""
+        once = cute.make_copy_atom(
+            cute.nvgpu.CopyG2ROp(),
+            Uint32,
+            num_bits_per_copy=8 * CHUNK_BYTES,
+            load_cache_mode=cute.nvgpu.LoadCacheMode.STREAMING,
+        )
         raw = cute.make_rmem_tensor((2 * WORDS, CHUNKS_PER_THREAD), Uint32)
         skews = cute.make_rmem_tensor(CHUNKS_PER_THREAD, Int32)
         raw.fill(0)
@@ -168,9 +175,9 @@ class RepackKernel:
                 base = addresses[i] - Int64(skew)
                 skews[i] = skew
                 if sizes[i] > 0:
-                    cute.autovec_copy(chunk_at(base), half(raw, 0, i))
+                    cute.copy(once, chunk_at(base), half(raw, 0, i))
                 if skew + sizes[i] > CHUNK_BYTES:
-                    cute.autovec_copy(chunk_at(base + CHUNK_BYTES), half(raw, 1, i))
+                    cute.copy(once, chunk_at(base + CHUNK_BYTES), half(raw, 1, i))
         else:
             for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
                 self.load_elements(addresses[i], sizes[i], half(raw, 0, i))
