@@ -74,12 +74,12 @@ Status CheckAgrees(const char* what, int64_t want, int64_t got) {
   return InvalidArgument(what, " requires ", want, ", got ", got);
 }
 
-// `is_padded` says that `size` may reach up to a multiple of 16 bytes, with zeros.
-Status CheckExtent(const char* what, int64_t want, int64_t size, bool is_padded, int32_t dtype) {
-  const int64_t step = kAlignBytes / DtypeBytes(dtype), padded = (want + step - 1) / step * step;
-  if (size == want || (is_padded && size == padded)) return {};
-  if (!is_padded || padded == want) return CheckAgrees(what, want, size);
-  return InvalidArgument(what, " requires ", want, ", or ", padded, " with padding, got ", size);
+// Zeros may follow a contiguous dimension that TMA cannot step over.
+Status CheckExtent(const char* what, int64_t want, int64_t size, bool is_contiguous, int32_t dtype) {
+  const Pitches pitches(want, DtypeBytes(dtype));
+  if (size == want || !is_contiguous || pitches.least == want) return CheckAgrees(what, want, size);
+  if (pitches.Contain(size)) return {};
+  return InvalidArgument(what, " requires ", want, ", or with padding ", pitches.Text(), ", got ", size);
 }
 
 Status CheckBatch(const char* name, int64_t batch, int64_t operand_batch) {
@@ -120,6 +120,12 @@ Status CheckResidual(const JbwBuffer& residual, bool has_residual, const JbwBuff
 int64_t DtypeBytes(int32_t dtype) {
   const DtypeFacts* facts = FindDtype(dtype);
   return facts ? facts->bytes : 0;
+}
+
+Pitches::Pitches(int64_t size, int64_t element_bytes) : step(kAlignBytes / element_bytes) {
+  const int64_t line = kLineBytes / element_bytes;
+  least = (size + step - 1) / step * step;
+  most = (size + line - 1) / line * line;
 }
 
 Status ReadSizes(const Buffers& buffers, const Majors& majors, const Optionals& has, Sizes* sizes) {

@@ -31,24 +31,30 @@ Status CheckBuffer(const char* name, const JbwBuffer& buffer, int32_t element_by
                          buffer.dtype);
 }
 
+Status CheckDims(const char* name, const JbwBuffer& buffer) {
+  for (int64_t size : buffer.dims) {
+    if (size >= 1 && size <= kInt32Max - kMaxTile) continue;
+    return InvalidArgument("`", name, "` requires sizes of 1..", kInt32Max - kMaxTile, ", got ", size);
+  }
+  return {};
+}
+
 // The result is what the kernel writes to its last byte, and the kernel can count it.
 Status CheckSizes(const JbwRepackRequest& request, const JbwBuffer& source, const JbwBuffer& out) {
   JBW_RETURN_IF_ERROR(CheckBuffer("source", source, request.element_bytes));
   JBW_RETURN_IF_ERROR(CheckBuffer("out", out, request.element_bytes));
-  for (int64_t size : source.dims) {
-    if (size < 1 || size > kInt32Max - kMaxTile) {
-      return InvalidArgument("`source` requires sizes of 1..", kInt32Max - kMaxTile, ", got ", size);
-    }
-  }
+  JBW_RETURN_IF_ERROR(CheckDims("source", source));
+  JBW_RETURN_IF_ERROR(CheckDims("out", out));
   if (source.dtype != out.dtype) {
     return InvalidArgument("`out` requires the dtype of `source`, XLA FFI dtype ", source.dtype, ", got ", out.dtype);
   }
   const int64_t slow = source.dims[request.is_transpose ? 2 : 1], inner = source.dims[request.is_transpose ? 1 : 2];
-  const int64_t step = kAlignBytes / request.element_bytes, row_chunks = (inner + step - 1) / step;
-  if (out.dims[0] != source.dims[0] || out.dims[1] != slow || out.dims[2] != row_chunks * step) {
-    return InvalidArgument("`out` requires shape (", source.dims[0], ", ", slow, ", ", row_chunks * step, "), got (",
+  const Pitches pitches(inner, request.element_bytes);
+  if (out.dims[0] != source.dims[0] || out.dims[1] != slow || !pitches.Contain(out.dims[2])) {
+    return InvalidArgument("`out` requires shape (", source.dims[0], ", ", slow, ", ", pitches.Text(), "), got (",
                            out.dims[0], ", ", out.dims[1], ", ", out.dims[2], ")");
   }
+  const int64_t row_chunks = out.dims[2] / pitches.step;
   if (source.dims[0] > kInt32Max / slow || source.dims[0] * slow > kInt32Max / row_chunks) {
     return InvalidArgument("`out` requires at most ", kInt32Max, " chunks of ", kAlignBytes, " bytes, got ",
                            source.dims[0], " x ", slow, " x ", row_chunks);
@@ -84,8 +90,9 @@ Status RepackCall::Initialize(int device, const JbwRepackRequest& buffers) {
   if (owned_) return {};
   JBW_RETURN_IF_ERROR(CheckSizes(request_, buffers.source, buffers.out));
   const int64_t* dims = buffers.source.dims;
-  owned_ = std::make_unique<const Sizes>(
-      Sizes{static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]), static_cast<int32_t>(dims[2])});
+  owned_ =
+      std::make_unique<const Sizes>(Sizes{static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]),
+                                          static_cast<int32_t>(dims[2]), static_cast<int32_t>(buffers.out.dims[2])});
   sizes_.store(owned_.get(), std::memory_order_release);
   return {};
 }
@@ -98,7 +105,7 @@ Status RepackCall::Execute(int device, cuda::Stream stream, const void* source, 
   JBW_RETURN_IF_ERROR(CheckAligned("source", source, request_.element_bytes));
   JBW_RETURN_IF_ERROR(CheckAligned("out", out, kAlignBytes));
   Sizes sizes = *sizes_.load(std::memory_order_acquire);
-  void* params[] = {&source, &out, &sizes.batch, &sizes.rows, &sizes.cols};
+  void* params[] = {&source, &out, &sizes.batch, &sizes.rows, &sizes.cols, &sizes.pitch};
   cuda::LaunchAttribute attribute = {};
   attribute.id = cuda::kLaunchAttributeProgrammaticStreamSerialization;
   attribute.value.programmatic_stream_serialization = 1;

@@ -40,7 +40,7 @@ class RepackCall {
 
  private:
   struct Sizes {
-    int32_t batch, rows, cols;  // of the source, as the kernel takes them
+    int32_t batch, rows, cols, pitch;  // of the source, but the pitch, which is the result's; as the kernel takes them
   };
 
   RepackCall(Kernel* kernel, const JbwRepackRequest& request) : kernel_(kernel), request_(request) {}

@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterator
 
 from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.padding import is_torn, padded_shape, padding
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.tile import (
     INT32_MAX,
@@ -33,7 +34,6 @@ from jax_bwgemm.tile import (
     is_tma_storable,
     num_stages,
     num_threads,
-    padding,
 )
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
@@ -294,13 +294,6 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream = NO_ST
     return (a * torn_a + b * torn_b) / rate
 
 
-def is_torn(problem: Problem, operand: str) -> bool:
-    """Whether rows of an operand, padded if need be, start anywhere in a line of the L2 cache."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    major, dtype = (problem.a_major, problem.a_dtype) if operand == "a" else (problem.b_major, problem.b_dtype)
-    return (sizes[major] + padding(problem, operand)) * DTYPE_BYTES[dtype] % 128 != 0
-
-
 def fill_parts(tile: Tile, in_bytes: int) -> tuple[float, float]:
     """Bytes of a and b that one k step of one CTA reads from L2: a multicast operand counts once for the CTAs that
     share it."""
@@ -428,10 +421,10 @@ def _overlapped(x: float, y: float, exponent: float) -> float:
 
 
 def repack_us(problem: Problem, operand: str, arch: Arch) -> float:
-    """One pass over operand "a" or "b": it is read and written."""
-    extent, batch = (problem.m, problem.a_batch) if operand == "a" else (problem.n, problem.b_batch)
-    size = batch * extent * problem.k * DTYPE_BYTES[problem.a_dtype]
-    return LAUNCH_US + 2 * size / (arch.memory_tb_per_s * 1e6)
+    """One pass over operand "a" or "b": it is read and, with its padding, written."""
+    batch, rows, row = padded_shape(problem, operand)
+    size = batch * rows * (2 * row - padding(problem, operand)) * DTYPE_BYTES[problem.a_dtype]
+    return LAUNCH_US + size / (arch.memory_tb_per_s * 1e6)
 
 
 def _padding_us(problem: Problem, arch: Arch) -> float:

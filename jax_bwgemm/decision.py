@@ -15,6 +15,7 @@ from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry, RepackEntry
 from jax_bwgemm.legality import is_read_swapped, why_not_on
 from jax_bwgemm.measured import Record, Time
+from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
 from jax_bwgemm.repack import Repack, Shape
@@ -109,14 +110,15 @@ def without_epilogue(problem: Problem) -> Problem | None:
 
 
 def find_repack(
-    kind: str, element_bytes: int, shape: Shape, device: str | None, is_emulated: bool = False
+    kind: str, element_bytes: int, out_shape: Shape, device: str | None, is_emulated: bool = False
 ) -> RepackEntry | None:
-    """The kernel that repacks an array of `shape` on `device`, or in the emulator as there; None if there is none."""
+    """The kernel that repacks an array into `out_shape` on `device`, or in the emulator as there; None if there is
+    none."""
     arch = target_arch(device)
     if isinstance(arch, str):
         return None
     repack = Repack(arch.target, kind, element_bytes)
-    if repack.why_not(shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
+    if repack.why_not(out_shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
         return None
     entry = artifacts.find(repack)
     return None if isinstance(entry, str) else entry
@@ -151,11 +153,11 @@ def target_arch(device: str | None) -> Arch | str:
 
 
 def _changed(problem: Problem, other: Problem) -> list[tuple[Shape, int]]:
-    """(shape, bytes of an element) of the operands that are k-major in `other` only."""
-    a = (problem.a_batch, problem.k, problem.m), DTYPE_BYTES[problem.a_dtype]
-    b = (problem.b_batch, problem.k, problem.n), DTYPE_BYTES[problem.b_dtype]
-    pairs = ((a, problem.a_major, other.a_major), (b, problem.b_major, other.b_major))
-    return [source for source, before, after in pairs if before != after]
+    """(shape, bytes of an element) of the operands of `other` that have another major in `problem`, as kernels get
+    them."""
+    majors = {"a": (problem.a_major, other.a_major), "b": (problem.b_major, other.b_major)}
+    element_bytes = {"a": DTYPE_BYTES[problem.a_dtype], "b": DTYPE_BYTES[problem.b_dtype]}
+    return [(padded_shape(other, x), element_bytes[x]) for x, (before, after) in majors.items() if before != after]
 
 
 def _compiled(problem: Problem, chosen: Plan, tile: Tile | None, missing: Callable[[Variant], str | None]) -> Plan:

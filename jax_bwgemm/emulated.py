@@ -21,9 +21,11 @@ from jax_bwgemm.artifacts import PARAM_KINDS, Entry, RepackEntry
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import padding, workspace_bytes
+from jax_bwgemm.repack import Shape
+from jax_bwgemm.tile import workspace_bytes
 
 _ELEMENTS = {0: "u8", 3: "s32", 6: "f16", 7: "f32", 9: "bf16", 11: "tf32"}  # CUtensorMapDataType
 _POISON = -0x21524111  # of an integer result, 0xDEADBEEF; others start as NaN
@@ -130,7 +132,7 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan, workspace)
 
 
-def repacked(entry: RepackEntry, source: np.ndarray) -> np.ndarray:
+def repacked(entry: RepackEntry, source: np.ndarray, out_shape: Shape) -> np.ndarray:
     """What the repack makes of `source` (l, r, c), in a result that starts poisoned.
 
     Raises:
@@ -141,11 +143,11 @@ def repacked(entry: RepackEntry, source: np.ndarray) -> np.ndarray:
     path = artifacts.find_ptx(repack)
     if isinstance(path, str):
         raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
-    shape = repack.out_shape(source.shape)
-    out = np.full(math.prod(shape) * source.itemsize, _POISON & 0xFF, np.uint8).view(source.dtype).reshape(shape)
+    octets = np.full(math.prod(out_shape) * source.itemsize, _POISON & 0xFF, np.uint8)
+    out = octets.view(source.dtype).reshape(out_shape)
     memory = Memory()
-    params = memory.register(source, "source"), memory.register(out, "out"), *source.shape
-    grid, block = (repack.num_ctas(source.shape), 1, 1), (entry.num_threads, 1, 1)
+    params = memory.register(source, "source"), memory.register(out, "out"), *source.shape, out_shape[2]
+    grid, block = (repack.num_ctas(out_shape), 1, 1), (entry.num_threads, 1, 1)
     launch = Launch(grid, block, params, smem_bytes=entry.smem_bytes, entry=entry.entry)
     _record(Run(entry.name, run(_module(path, path.stat().st_mtime_ns), launch, memory)))
     return out
@@ -166,12 +168,9 @@ def _module(path: pathlib.Path, mtime_ns: int) -> Module:
 
 def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
     """The buffers of the custom call, padded as the lowering pads them."""
-    p, pad_a, pad_b = problem, padding(problem, "a"), padding(problem, "b")
-    return {
-        "a": (p.a_batch, p.m, p.k + pad_a) if p.a_major == "k" else (p.a_batch, p.k, p.m + pad_a),
-        "b": (p.b_batch, p.k, p.n + pad_b) if p.b_major == "n" else (p.b_batch, p.n, p.k + pad_b),
-        "out": (p.batch, p.m, p.n) if p.c_major == "n" else (p.batch, p.n, p.m),
-    }
+    p = problem
+    out = (p.batch, p.m, p.n) if p.c_major == "n" else (p.batch, p.n, p.m)
+    return {"a": padded_shape(p, "a"), "b": padded_shape(p, "b"), "out": out}
 
 
 def _padded(operand: np.ndarray, spec: ffi.TensorMapSpec) -> np.ndarray:

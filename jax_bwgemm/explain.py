@@ -13,10 +13,11 @@ from jax_bwgemm.cost import NO_STREAM, concurrent_clusters, num_tiles, repack_us
 from jax_bwgemm.decision import Decision, decide, find_repack, k_major, without_epilogue
 from jax_bwgemm.matmul import checked_params, stack, why_not_ours
 from jax_bwgemm.measured import Record
+from jax_bwgemm.padding import padded_shape, padding
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.tile import Tile, is_tma_storable, padding, reads_a_from_registers, workspace_bytes
+from jax_bwgemm.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +131,12 @@ def _repacks(asked: Problem, own: Problem, plan: Plan | None, device: str | None
     """One line for each operand that `own`, the kernel's product, has in another form than it was `asked` in."""
     assert plan is not None  # the caller has a kernel
     lines = []
-    for x, extent, batch in (("a", own.m, own.a_batch), ("b", own.n, own.b_batch)):
+    for x in "ab":
         before, after = getattr(asked, f"{x}_major"), getattr(own, f"{x}_major")
-        shape = (batch, extent, own.k) if before == "k" else (batch, own.k, extent)
         kind = "pad" if before == after else "transpose"
         if kind == "pad" and not padding(own, x):
             continue
-        entry = find_repack(kind, DTYPE_BYTES[own.a_dtype], shape, device, is_emulated)
+        entry = find_repack(kind, DTYPE_BYTES[own.a_dtype], padded_shape(own, x), device, is_emulated)
         by = entry.name if entry else "XLA"
         if kind == "transpose":
             us = repack_us(own, x, plan.arch)

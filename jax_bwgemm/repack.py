@@ -1,9 +1,10 @@
 """A repack: one pass over an operand that no kernel can read as it lies. What it makes, its name, its launch.
 
-    pad         (l, r, c) -> (l, r, c + padding), zeros behind: rows of a multiple of 16 bytes, which TMA can step over
-    transpose   (l, r, c) -> (l, c, r + padding), the same of the transpose
+    pad         (l, r, c) -> (l, r, pitch), zeros behind the c elements of a row
+    transpose   (l, r, c) -> (l, c, pitch), the same of the transpose
 
-The source may start at any element; the result starts on 16 bytes.
+The pitch is a multiple of 16 bytes, which TMA can step over, from the first that holds the row to the end of its last
+cache line; `padding` says which. The source may start at any element, the result starts on 16 bytes.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import math
 
 KINDS = ("pad", "transpose")
 ELEMENT_BYTES = (1, 2, 4)
-CHUNK_BYTES = 16  # what a thread loads and stores at once, and what a row of the result is a multiple of
+CHUNK_BYTES = 16  # what a thread loads and stores at once, and what the pitch is a multiple of
 NUM_THREADS = 256
 # At four CTAs an SM, 64 KiB are in flight; 4.8 TB/s over 132 SMs at an assumed 0.8 us need 29. Not measured.
 CHUNKS_PER_THREAD = 4
 TILE_ROWS = 128  # of the source, 128 bytes each: what a CTA transposes
 TILE_ROW_BYTES = 128
 INT32_MAX = 2**31 - 1
-PARAMS = (("source", 8), ("out", 8), ("batch", 4), ("rows", 4), ("cols", 4))  # leaves of the block, back to back
+PARAMS = (("source", 8), ("out", 8), ("batch", 4), ("rows", 4), ("cols", 4), ("pitch", 4))  # leaves, back to back
 
 Shape = tuple[int, int, int]
 
@@ -42,28 +43,22 @@ class Repack:
         """Dynamic shared memory of a launch: the tile of a transpose."""
         return TILE_ROWS * TILE_ROW_BYTES if self.kind == "transpose" else 0
 
-    def out_shape(self, shape: Shape) -> Shape:
-        """Of the result, where the source has `shape`."""
-        batch, rows, cols = shape
-        slow, contiguous = (rows, cols) if self.kind == "pad" else (cols, rows)
-        step = CHUNK_BYTES // self.element_bytes
-        return batch, slow, -(-contiguous // step) * step
-
-    def num_ctas(self, shape: Shape) -> int:
-        """CTAs that make the result: a CTA pads NUM_THREADS * CHUNKS_PER_THREAD chunks or transposes a tile."""
-        batch, rows, cols = shape
+    def num_ctas(self, out_shape: Shape) -> int:
+        """CTAs that make a result of `out_shape`: a CTA pads NUM_THREADS * CHUNKS_PER_THREAD chunks or transposes a
+        tile."""
         if self.kind == "pad":
-            return -(-self._num_chunks(shape) // (NUM_THREADS * CHUNKS_PER_THREAD))
-        return batch * -(-rows // TILE_ROWS) * -(-cols * self.element_bytes // TILE_ROW_BYTES)
+            return -(-self._num_chunks(out_shape) // (NUM_THREADS * CHUNKS_PER_THREAD))
+        batch, cols, pitch = out_shape
+        return batch * -(-pitch // TILE_ROWS) * -(-cols * self.element_bytes // TILE_ROW_BYTES)
 
-    def why_not(self, shape: Shape) -> str | None:
-        """None if the kernel can count what it does to a source of `shape`, else one sentence."""
+    def why_not(self, out_shape: Shape) -> str | None:
+        """None if the kernel can count what it does to make a result of `out_shape`, else one sentence."""
         if self.kind not in KINDS or self.element_bytes not in ELEMENT_BYTES:
             return f"a repack requires one of {KINDS} of {ELEMENT_BYTES} bytes, got {self.kind!r}, {self.element_bytes}"
-        if min(shape) < 1 or max(shape) > INT32_MAX - TILE_ROWS or self._num_chunks(shape) > INT32_MAX:
+        if min(out_shape) < 1 or max(out_shape) > INT32_MAX - TILE_ROWS or self._num_chunks(out_shape) > INT32_MAX:
             rule = f"sizes of 1..{INT32_MAX - TILE_ROWS} and at most {INT32_MAX} chunks of {CHUNK_BYTES} bytes"
-            return f"a repack requires {rule}, got {shape}"
+            return f"a repack requires {rule}, got {out_shape}"
         return None
 
-    def _num_chunks(self, shape: Shape) -> int:
-        return math.prod(self.out_shape(shape)) * self.element_bytes // CHUNK_BYTES
+    def _num_chunks(self, out_shape: Shape) -> int:
+        return math.prod(out_shape) * self.element_bytes // CHUNK_BYTES

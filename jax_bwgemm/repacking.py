@@ -25,17 +25,17 @@ class Repacker:
 
     def emit(self, ctx: Any, kind: str, value: Any, aval: Any, out_aval: Any) -> Any | None:
         """The repacked `value`; None, and nothing emitted, where there is no kernel for it."""
-        entry = find_repack(kind, aval.dtype.itemsize, aval.shape, self.device, self.is_emulated)
+        entry = find_repack(kind, aval.dtype.itemsize, out_aval.shape, self.device, self.is_emulated)
         if entry is None:
             return None
         own = ctx.replace(avals_in=[aval], avals_out=[out_aval])
         if self.is_emulated:
             return _emulation(own, value, entry)
-        (result,) = jax.ffi.ffi_lowering(REPACK_NAME)(own, value, **attributes(entry, aval.shape, self.pdl))
+        (result,) = jax.ffi.ffi_lowering(REPACK_NAME)(own, value, **attributes(entry, out_aval.shape, self.pdl))
         return result
 
 
-def attributes(entry: RepackEntry, shape: Shape, pdl: bool) -> dict[str, Any]:
+def attributes(entry: RepackEntry, out_shape: Shape, pdl: bool) -> dict[str, Any]:
     """The custom call's attributes; docs/architecture.md, "The custom calls"."""
     repack = entry.repack
     return {
@@ -45,7 +45,7 @@ def attributes(entry: RepackEntry, shape: Shape, pdl: bool) -> dict[str, Any]:
         "cubin_sha256": entry.cubin_sha256,
         "kind": repack.kind,
         "element_bytes": np.int32(repack.element_bytes),
-        "num_ctas": np.int32(repack.num_ctas(shape)),
+        "num_ctas": np.int32(repack.num_ctas(out_shape)),
         "num_threads": np.int32(entry.num_threads),
         "smem_bytes": np.int32(entry.smem_bytes),
         "pdl": np.int32(pdl),
@@ -56,7 +56,7 @@ def _emulation(ctx: Any, value: Any, entry: RepackEntry) -> Any:
     from jax_bwgemm.emulated import repacked  # here, so that `import jax_bwgemm` leaves the emulator out
 
     def call(source: np.ndarray) -> tuple[np.ndarray]:
-        return (repacked(entry, source),)
+        return (repacked(entry, source, ctx.avals_out[0].shape),)
 
     settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
     (result,), _, _ = mlir.emit_python_callback(ctx, call, None, [value], ctx.avals_in, ctx.avals_out, **settings)

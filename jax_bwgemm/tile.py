@@ -314,10 +314,3 @@ def is_tma_storable(problem: Problem) -> bool:
     """Whether TMA can step over the result's rows."""
     contiguous = problem.n if problem.c_major == "n" else problem.m
     return contiguous * DTYPE_BYTES[problem.out_dtype] % TMA_ALIGN_BYTES == 0
-
-
-def padding(problem: Problem, operand: str) -> int:
-    """Elements by which the contiguous dimension of operand "a" or "b" must grow before TMA can step over its rows."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    major, dtype = (problem.a_major, problem.a_dtype) if operand == "a" else (problem.b_major, problem.b_dtype)
-    return -sizes[major] % (TMA_ALIGN_BYTES // DTYPE_BYTES[dtype])

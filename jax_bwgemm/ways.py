@@ -17,9 +17,10 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_bwgemm.origins import before_transpose, is_fusible, slice_step_bytes
+from jax_bwgemm.padding import padding
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.shape_rules import problem_of
-from jax_bwgemm.tile import TMA_ALIGN_BYTES, padding
+from jax_bwgemm.tile import TMA_ALIGN_BYTES
 
 # (context, kind of repack, value, aval, aval of the result) -> the repacked value, or None where there is no kernel.
 EmitRepack = Callable[[Any, str, Any, Any, Any], Any]

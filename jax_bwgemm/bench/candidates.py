@@ -28,9 +28,9 @@ from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, target_arch
 from jax_bwgemm.lowering import attributes, workspace_of
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
+from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import padding
 
 BURST_US = 3000.0  # of the roofline: what a stretch of kernels takes at least
 PAUSE = 5  # stretches' length of rest behind one; not measured, a fifth of the time at work is well below the limit
@@ -180,12 +180,8 @@ def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.A
 
     Made on the host: a program that draws random numbers would have to be compiled for each shape.
     """
-    a_rows = (problem.m, problem.k) if problem.a_major == "k" else (problem.k, problem.m)
-    b_rows = (problem.k, problem.n) if problem.b_major == "n" else (problem.n, problem.k)
-    a_shape = problem.a_batch, a_rows[0], a_rows[1] + padding(problem, "a")
-    b_shape = problem.b_batch, b_rows[0], b_rows[1] + padding(problem, "b")
-    a = [_random(a_shape, problem.a_dtype, 2 * i) for i in range(copies)]
-    b = [_random(b_shape, problem.b_dtype, 2 * i + 1) for i in range(copies)]
+    a = [_random(padded_shape(problem, "a"), problem.a_dtype, 2 * i) for i in range(copies)]
+    b = [_random(padded_shape(problem, "b"), problem.b_dtype, 2 * i + 1) for i in range(copies)]
     extras = [(problem.n,)] if problem.epilogue.has_bias else []
     residual = [(problem.batch, problem.m, problem.n)] if problem.epilogue.has_residual else []
     return a, b, [_random(shape, problem.out_dtype, 0) for shape in (*extras, *residual)]

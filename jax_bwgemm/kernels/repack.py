@@ -2,14 +2,15 @@
 
     step       all threads of a CTA
     wait       griddepcontrol.wait, before global memory is touched
-    load       CHUNKS_PER_THREAD chunks of 16 bytes each: all loads are on their way before the first is used
+    load       CHUNKS_PER_THREAD chunks of 16 bytes each: all loads are on their way before the first is used, and what
+               they read leaves the L2 cache first, so that a product finds the result there
     release    griddepcontrol.launch_dependents
     align      a chunk out of the one or two aligned 16 bytes that hold it: by words, then by bytes (prmt)
     exchange   transpose only: 4-byte words of 4/element rows through shared memory, one barrier, 16 bytes back
     store      aligned chunks of 16 bytes, zeros where the source has nothing
 
-A CTA that could touch a byte outside the source loads element by element instead; only those at the array's two ends
-can, and the last one is the first to start, so that none waits for it.
+Whoever could touch a byte outside the source, a thread of a pad or a CTA of a transpose, loads element by element
+instead; only those at the array's two ends can, and the last CTA is the first to start, so that none waits for it.
 
 Shared memory of a transpose: word w of column j, which is rows 4/element * w and on, lies at word w of line j but that
 16-byte granules w/4 are exchanged by XOR with the chunk of j, (j / chunk's columns) % 8. The 32 words of a warp's store
@@ -50,30 +51,30 @@ class RepackKernel:
         self.tile_cols = TILE_ROW_BYTES // self.bytes
 
     @cute.jit
-    def __call__(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def __call__(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         kernel = self.pad if self.kind == "pad" else self.transpose
-        kernel(source, out, batch, rows, cols).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
+        kernel(source, out, batch, rows, cols, pitch).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
 
     @cute.kernel
-    def pad(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def pad(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
         row_bytes = Int64(cols) * self.bytes
-        row_chunks = Uint32((cols + (self.chunk - 1)) // self.chunk)
-        num_rows = Int64(batch) * Int64(rows)
-        num_chunks = Uint32(batch * rows) * row_chunks
-        end = source + num_rows * row_bytes
+        row_chunks, whole = Uint32(pitch) // self.chunk, Uint32(cols) // self.chunk
+        rest = Int32(Uint32(cols) % self.chunk) * self.bytes
+        num_rows = Uint32(batch) * Uint32(rows)
+        num_chunks = num_rows * row_chunks
+        end = source + Int64(num_rows) * row_bytes
         first = Uint32(cta_idx()) * (NUM_THREADS * CHUNKS_PER_THREAD)
         addresses, sizes = [], []
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
-            row, at = divided(first + Uint32(i * NUM_THREADS + tidx), row_chunks)
+            idx = first + Uint32(i * NUM_THREADS + tidx)
+            row, at = divided(idx, row_chunks)
             addresses.append(source + Int64(row) * row_bytes + Int64(at) * CHUNK_BYTES)
-            sizes.append(chunk_size(row_bytes - Int64(at) * CHUNK_BYTES, Int64(row) < num_rows))
-        last_row, last = divided(first + (NUM_THREADS * CHUNKS_PER_THREAD - 1), row_chunks)
-        last_end = source + Int64(last_row) * row_bytes + Int64(last) * CHUNK_BYTES + 2 * CHUNK_BYTES
-        first_row, first_at = divided(first, row_chunks)
-        begin = source + Int64(first_row) * row_bytes + Int64(first_at) * CHUNK_BYTES
-        is_inside = (begin - (begin & (CHUNK_BYTES - 1)) >= source) & (last_end <= end)
+            size = cutlass.select_(at < whole, Int32(CHUNK_BYTES), cutlass.select_(at == whole, rest, Int32(0)))
+            sizes.append(cutlass.select_(idx < num_chunks, size, Int32(0)))
+        begin = addresses[0] - (addresses[0] & (CHUNK_BYTES - 1))  # chunks ascend, but for those of padding: not loaded
+        is_inside = (begin >= source) & (addresses[-1] + 2 * CHUNK_BYTES <= end)
         raw, skews = self.load(addresses, sizes, is_inside)
         cute.arch.griddepcontrol_launch_dependents()
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
@@ -83,17 +84,18 @@ class RepackKernel:
                 cute.autovec_copy(words, chunk_at(out + Int64(idx) * CHUNK_BYTES))
 
     @cute.kernel
-    def transpose(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32) -> None:
+    def transpose(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
         """Thread t of a tile: chunk t % 8 of rows `packed` * (t / 8) and on, and of those 32 words further, ..."""
         cute.arch.griddepcontrol_wait()
         tidx = cute.arch.thread_idx()[0]
         allocator, num_words = cutlass.memory.SmemAllocator(), TILE_ROWS * TILE_ROW_BYTES // 4
         lines = allocator.allocate_tensor(Uint32, cute.make_layout(num_words), CHUNK_BYTES).iterator
         tiles_c = Uint32((cols + (self.tile_cols - 1)) // self.tile_cols)
-        tiles_r = Uint32((rows + (TILE_ROWS - 1)) // TILE_ROWS)
+        tiles_r = Uint32((pitch + (TILE_ROWS - 1)) // TILE_ROWS)
         above, tile_c = divided(Uint32(cta_idx()), tiles_c)
         l_idx, tile_r = divided(above, tiles_r)
         rows_here = cutlass.select_(l_idx < Uint32(batch), rows, Int32(0))
+        pitch_here = cutlass.select_(l_idx < Uint32(batch), pitch, Int32(0))
         row, col = Int32(tile_r) * TILE_ROWS, Int32(tile_c) * self.tile_cols
         row_bytes = Int64(cols) * self.bytes
         matrix = source + Int64(l_idx) * Int64(rows) * row_bytes
@@ -123,7 +125,7 @@ class RepackKernel:
             for j, word in enumerate(self.by_column(chunks)):
                 cute.make_tensor(lines + (own + (j * line + unit * 32)), cute.make_layout(1))[0] = word
         cute.arch.sync_threads()
-        self.store_columns(lines, out, l_idx, row, col, rows_here, cols, tidx)
+        self.store_columns(lines, out, l_idx, row, col, pitch_here, cols, tidx)
 
     @cute.jit
     def store_columns(
@@ -133,12 +135,11 @@ class RepackKernel:
         l_idx: Uint32,
         row: Int32,
         col: Int32,
-        rows: Int32,
+        pitch: Int32,
         cols: Int32,
         tidx: Int32,
     ) -> None:
         """From shared memory: neighbouring threads store neighbouring chunks of a row of the result."""
-        pitch = (Int64(rows) + (self.chunk - 1)) // self.chunk * CHUNK_BYTES
         per_col = cutlass.const_expr(TILE_ROWS // self.chunk)
         words = cute.make_rmem_tensor(WORDS, Uint32)
         for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
@@ -149,14 +150,21 @@ class RepackKernel:
                 assumed_align=CHUNK_BYTES,
             )  # fmt: skip
             cute.autovec_copy(cute.make_tensor(place, cute.make_layout(WORDS)), words)
-            if (col + own_col < cols) & (row + at * self.chunk < rows):
+            if (col + own_col < cols) & (row + at * self.chunk < pitch):
                 line = Int64(l_idx) * Int64(cols) + Int64(col + own_col)
-                cute.autovec_copy(words, chunk_at(out + line * pitch + Int64(row + at * self.chunk) * self.bytes))
+                place_elems = line * Int64(pitch) + Int64(row + at * self.chunk)
+                cute.autovec_copy(words, chunk_at(out + place_elems * self.bytes))
 
     @cute.jit
     def load(self, addresses: Any, sizes: Any, is_inside: Any) -> Any:
         """(raw, skews): for each address the 32 bytes from the chunk boundary at or before it, as far as `sizes` ask
         for them, and its distance from there; or, unless `is_inside`, its elements and 0."""
+        once = cute.make_copy_atom(
+            cute.nvgpu.CopyG2ROp(),
+            Uint32,
+            num_bits_per_copy=8 * CHUNK_BYTES,
+            load_cache_mode=cute.nvgpu.LoadCacheMode.STREAMING,
+        )
         raw = cute.make_rmem_tensor((2 * WORDS, CHUNKS_PER_THREAD), Uint32)
         skews = cute.make_rmem_tensor(CHUNKS_PER_THREAD, Int32)
         raw.fill(0)
@@ -167,9 +175,9 @@ class RepackKernel:
                 base = addresses[i] - Int64(skew)
                 skews[i] = skew
                 if sizes[i] > 0:
-                    cute.autovec_copy(chunk_at(base), half(raw, 0, i))
+                    cute.copy(once, chunk_at(base), half(raw, 0, i))
                 if skew + sizes[i] > CHUNK_BYTES:
-                    cute.autovec_copy(chunk_at(base + CHUNK_BYTES), half(raw, 1, i))
+                    cute.copy(once, chunk_at(base + CHUNK_BYTES), half(raw, 1, i))
         else:
             for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
                 self.load_elements(addresses[i], sizes[i], half(raw, 0, i))
@@ -256,7 +264,7 @@ def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
     kernel = RepackKernel(repack)
     getattr(RepackKernel, repack.kind).set_name_prefix(repack.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     options = f"--gpu-arch {repack.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
-    addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 3
+    addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 4
     compiled = cute.compile(kernel, *addresses, *sizes, options=options)
     return Compiled(
         cubin=compiled.artifacts.CUBIN,

@@ -113,7 +113,8 @@ def test_refused_by_the_instructions(of: Variant, opcodes: list[str], sentence: 
 
 
 FLIP, FLIP_SASS = Repack("sm_90a", "transpose", 1), ["LDG.E.128", "STS", "BAR.SYNC", "LDS.128", "STG.E.128", "EXIT"]
-FLIP_FACTS = Facts("gemm_0", 53, 0, 256, ((0, 8), (8, 8), (16, 4), (20, 4), (24, 4)), b"", "12.9.83")
+FLIP_LEAVES = ((0, 8), (8, 8), (16, 4), (20, 4), (24, 4), (28, 4))
+FLIP_FACTS = Facts("gemm_0", 53, 0, 256, FLIP_LEAVES, b"", "12.9.83")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ FLIP_FACTS = Facts("gemm_0", 53, 0, 256, ((0, 8), (8, 8), (16, 4), (20, 4), (24,
         ({}, [o for o in FLIP_SASS if o != "STS"], "requires STS instructions, got none"),
         ({}, [*FLIP_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
         ({"stack_bytes": 8}, FLIP_SASS, r"no stack \(no spills\), got 8 bytes"),
-        ({"params": FLIP_FACTS.params[:4]}, FLIP_SASS, "requires 5 leaves, got 4"),
+        ({"params": FLIP_LEAVES[:5]}, FLIP_SASS, "requires 6 leaves, got 5"),
         ({"num_threads": 128}, FLIP_SASS, "requires 256 threads a CTA, got 128"),
     ],
 )

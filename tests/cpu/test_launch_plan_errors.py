@@ -96,7 +96,7 @@ ERRORS: list[tuple[Change, str]] = [
     (_dims("b", 2, 64), "k of `a` and of `b` requires 64, got 4096"),
     (_dims("b", 2, 4097), "k of `b` and of `a` requires 4096, got 4097"),
     (_dims("b", 2, 4088), "k of `a` and of `b` requires 4088, got 4096"),
-    (_dims("b", 2, 4087), "k of `a` and of `b` requires 4087, or 4088 with padding, got 4096"),
+    (_dims("b", 2, 4031), "k of `a` and of `b` requires 4031, or with padding 4032..4032 in steps of 8, got 4096"),
     (_dims("a", 3), "the batch of `a` requires the result's 2 or 1 (shared), got 3"),
     (_dims("b", 3), "the batch of `b` requires the result's 2 or 1 (shared), got 3"),
     (
@@ -163,20 +163,29 @@ def test_errors_of_sizes(request_: dict, sentence: str) -> None:
     ("sizes", "change", "sentence"),
     [
         (dict(m=1001), _dims("a", 2, 1008), "m of `a` and of the result requires 1001, got 1008"),
-        (dict(m=1001, majors="mn"), _dims("a", 2, 4096, 1016), "requires 1001, or 1008 with padding, got 1016"),
+        (
+            dict(m=1001, majors="mn"),
+            _dims("a", 2, 4096, 1032),
+            "requires 1001, or with padding 1008..1024 in steps of 8",
+        ),
+        (dict(m=1001, majors="mn"), _dims("a", 2, 4096, 1000), "with padding 1008..1024 in steps of 8, got 1000"),
         (dict(n=519, majors="kk"), _dims("b", 2, 520), "n of `b` and of the result requires 519, got 520"),
         (
             dict(n=519),
             _dims("b", 2, 4096, 524),
-            "n of `b` and of the result requires 519, or 520 with padding, got 524",
+            "n of `b` and of the result requires 519, or with padding 520..576 in steps of 8, got 524",
         ),
-        (dict(k=4090), _dims("a", 2, 1000, 4094), "k of `a` and of `b` requires 4090, or 4096 with padding, got 4094"),
+        (
+            dict(k=4090),
+            _dims("a", 2, 1000, 4094),
+            "k of `a` and of `b` requires 4090, or with padding 4096..4096 in steps of 8, got 4094",
+        ),
         (dict(k=4096), _dims("b", 2, 4090), None),
         (dict(k=4096), _dims("b", 2, 4088), "k of `a` and of `b` requires 4088, got 4096"),
         (
             dict(k=4090, majors="mk"),
             _dims("b", 2, 520, 4104),
-            "k of `b` and of `a` requires 4090, or 4096 with padding",
+            "k of `b` and of `a` requires 4090, or with padding 4096..4096 in steps of 8, got 4104",
         ),
         (dict(k=4090, majors="mn"), _dims("a", 2, 4096), "k of `a` and of `b` requires 4090, got 4096"),
         (dict(k=4090, majors="mn"), _dims("b", 2, 4096), "k of `b` and of `a` requires 4090, got 4096"),

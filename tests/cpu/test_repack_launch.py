@@ -40,14 +40,19 @@ class Request(ctypes.Structure):
     ]
 
 
-def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), **fields) -> Request:
+def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), pitch=None, **fields) -> Request:
+    """Into rows of the next multiple of 16 bytes, if `pitch` is None."""
     repack = Repack("sm_90a", kind, np.dtype(jnp.dtype(dtype)).itemsize)
+    batch, *rows_cols = shape
+    slow, contiguous = rows_cols if kind == "pad" else rows_cols[::-1]
+    step = 16 // repack.element_bytes
+    out_shape = batch, slow, pitch or -(-contiguous // step) * step
     defaults = {
         "source": ffi.Buffer.of(dtype, shape),
-        "out": ffi.Buffer.of(dtype, repack.out_shape(shape)),
+        "out": ffi.Buffer.of(dtype, out_shape),
         "is_transpose": int(kind == "transpose"),
         "element_bytes": repack.element_bytes,
-        "num_ctas": repack.num_ctas(shape),
+        "num_ctas": repack.num_ctas(out_shape),
         "num_threads": NUM_THREADS,
         "smem_bytes": repack.smem_bytes,
     }
@@ -75,15 +80,20 @@ def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, ou
 def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:
     code, sentence, call = create(machine, asked)
     assert (code, sentence) == (OK, "")
-    machine.driver.fake_params((ctypes.c_size_t * 5)(8, 8, 4, 4, 4), ctypes.c_size_t(5))
+    machine.driver.fake_params((ctypes.c_size_t * 6)(8, 8, 4, 4, 4, 4), ctypes.c_size_t(6))
     assert initialize(machine, call, asked) == (OK, "")
     return call
 
 
 @pytest.mark.parametrize(
     "asked, num_ctas, smem_bytes",
-    [(request(pdl=1), 1, 0), (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384)],
-    ids=["pad", "transpose"],
+    [
+        (request(pdl=1), 1, 0),
+        (request(pitch=64), 2, 0),
+        (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384),
+        (request("transpose", "float8_e4m3fn", (2, 129, 33), pitch=256), 4, 16384),
+    ],
+    ids=["pad", "pad to a line", "transpose", "transpose to a line"],
 )
 def test_a_launch(machine, asked, num_ctas, smem_bytes):
     call = ready(machine, asked)
@@ -92,8 +102,8 @@ def test_a_launch(machine, asked, num_ctas, smem_bytes):
     launch = machine.launch()
     assert (list(launch.grid), list(launch.block)) == ([num_ctas, 1, 1], [NUM_THREADS, 1, 1])
     assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.pdl)
-    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 28)
-    assert struct.unpack_from("<2Q3i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims)
+    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 32)
+    assert struct.unpack_from("<2Q4i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims, asked.out.dims[2])
     assert machine.library.jbw_execute_count() == before + 1
     machine.library.jbw_repack_call_destroy(call)
 
@@ -108,6 +118,7 @@ def test_a_second_device(machine):
 
 
 BF16_BUFFER = functools.partial(ffi.Buffer.of, "bfloat16")
+SHAPE = r"`out` requires shape \(2, 100, 40..64 in steps of 8\), got "
 
 
 @pytest.mark.parametrize(
@@ -123,9 +134,12 @@ BF16_BUFFER = functools.partial(ffi.Buffer.of, "bfloat16")
         ({"source": BF16_BUFFER((0, 1, 1))}, "`source` requires sizes of 1..2147483519, got 0"),
         ({"source": BF16_BUFFER((1, 1, 2**31 - 1))}, "`source` requires sizes of 1..2147483519, got 2147483647"),
         ({"out": ffi.Buffer.of("float16", (2, 100, 40))}, "requires the dtype of `source`, XLA FFI dtype 16, got 10"),
-        ({"out": BF16_BUFFER((2, 100, 48))}, r"`out` requires shape \(2, 100, 40\), got \(2, 100, 48\)"),
-        ({"out": BF16_BUFFER((1, 100, 40))}, r"`out` requires shape \(2, 100, 40\), got \(1, 100, 40\)"),
-        ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104\), got \(2, 100, 40\)"),
+        ({"out": BF16_BUFFER((2, 100, 44))}, SHAPE + r"\(2, 100, 44\)"),
+        ({"out": BF16_BUFFER((2, 100, 32))}, SHAPE + r"\(2, 100, 32\)"),
+        ({"out": BF16_BUFFER((2, 100, 72))}, SHAPE + r"\(2, 100, 72\)"),
+        ({"out": BF16_BUFFER((1, 100, 40))}, SHAPE + r"\(1, 100, 40\)"),
+        ({"out": BF16_BUFFER((2, 100, 2**31))}, "`out` requires sizes of 1..2147483519, got 2147483648"),
+        ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104..128 in steps of 8\), got \(2, 100, 40\)"),
         (
             {"source": BF16_BUFFER((2**16, 2**16, 1)), "out": BF16_BUFFER((2**16, 2**16, 8))},
             "`out` requires at most 2147483647 chunks of 16 bytes, got 65536 x 65536 x 1",

@@ -25,6 +25,7 @@ from tests.emu import shipped
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)
 SHAPES = [(1 + i % 3, rows, SIZES[(3 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
 SHAPES += [(1, 1000, 9), (1, 9, 1000), (2, 129, 129), (1, 65, 1000), (3, 1, 1), (5, 1, 128), (1, 1000, 127)]
+PITCHES = (16, 128, 16, 32, 128)  # bytes, of which rows of the result are whole multiples
 ALL = [Repack("sm_90a", kind, size) for kind, size in itertools.product(KINDS, ELEMENT_BYTES)]
 POISON = 0xA5
 
@@ -36,10 +37,9 @@ def built(repack: Repack) -> artifacts.RepackEntry:
     return entry
 
 
-def expected(repack: Repack, source: np.ndarray) -> np.ndarray:
+def expected(repack: Repack, source: np.ndarray, step_bytes: int = 16) -> np.ndarray:
     moved = source if repack.kind == "pad" else source.swapaxes(1, 2)
-    behind = -moved.shape[2] % (16 // repack.element_bytes)
-    return np.pad(moved, ((0, 0), (0, 0), (0, behind)))
+    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % (step_bytes // repack.element_bytes))))
 
 
 def random_source(repack: Repack, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
@@ -55,17 +55,19 @@ def launched(
     schedule: Schedule | None = None,
     edit: tuple[str, str] = ("", ""),
     extra_ctas: int = 0,
+    step_bytes: int = 16,
 ) -> tuple[np.ndarray, Counters]:
-    """The result for a source that starts `start` elements behind a multiple of 256 bytes."""
+    """The result, in rows of whole `step_bytes`, for a source that starts `start` elements behind a multiple of 256
+    bytes."""
     entry = built(repack)
     text = shipped.ptx(entry.name)
     assert edit[0] in text
-    shape = repack.out_shape(source.shape)
+    shape = expected(repack, source, step_bytes).shape
     out = np.full((*shape, source.itemsize), POISON, np.uint8).view(source.dtype)[..., 0]
     space = Memory()
     addresses = space.register(source, "source", start * source.itemsize), space.register(out, "out")
-    grid = (repack.num_ctas(source.shape) + extra_ctas, 1, 1)
-    launch = Launch(grid, (NUM_THREADS, 1, 1), (*addresses, *source.shape), smem_bytes=entry.smem_bytes)
+    grid, params = (repack.num_ctas(shape) + extra_ctas, 1, 1), (*addresses, *source.shape, shape[2])
+    launch = Launch(grid, (NUM_THREADS, 1, 1), params, smem_bytes=entry.smem_bytes)
     counters = run(parse(text.replace(*edit)), launch, space, schedule, demand_grid_wait=True)
     return out, counters
 
@@ -75,9 +77,11 @@ def test_against_numpy(repack: Repack) -> None:
     rng = np.random.default_rng(repack.element_bytes)
     for i, shape in enumerate(SHAPES):
         source = random_source(repack, shape, i)
-        start = int(rng.integers(16 // repack.element_bytes))
-        out, _ = launched(repack, source, start, Schedule.standard(i)[i % len(Schedule.standard(i))])
-        np.testing.assert_array_equal(out, expected(repack, source), f"{repack.name} {shape} from element {start}")
+        start, step = int(rng.integers(16 // repack.element_bytes)), PITCHES[i % len(PITCHES)]
+        schedule = Schedule.standard(i)[i % len(Schedule.standard(i))]
+        out, _ = launched(repack, source, start, schedule, step_bytes=step)
+        said = f"{repack.name} {shape} from element {start} to rows of whole {step} bytes"
+        np.testing.assert_array_equal(out, expected(repack, source, step), said)
 
 
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
@@ -98,7 +102,8 @@ def test_other_targets(target: str) -> None:
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
 def test_ctas_without_work_touch_nothing(repack: Repack) -> None:
     source = random_source(repack, (2, 33, 35))
-    np.testing.assert_array_equal(launched(repack, source, 1, extra_ctas=9)[0], expected(repack, source))
+    out, _ = launched(repack, source, 1, extra_ctas=9, step_bytes=128)
+    np.testing.assert_array_equal(out, expected(repack, source, 128))
 
 
 def test_a_transpose_without_its_barrier_is_a_race() -> None:
@@ -150,16 +155,23 @@ FP8 = "sm_90a_e4m3_e4m3_f32_kkn_128x128x128_cta1_cluster1x1_identity"
 PADS, FLIPS = ("sm_90a_pad_16bit", "sm_90a_pad_8bit"), ("sm_90a_transpose_8bit",)
 
 
-def test_unaligned_rows_are_padded_by_a_repack() -> None:
+@pytest.mark.parametrize("majors", ["kn", "kk", "mn", "mk"])
+@pytest.mark.parametrize("m, n, k", [(33, 41, 37), (121, 57, 457)])  # to whole 16 bytes; to whole lines
+def test_unaligned_rows_are_padded_by_a_repack(m: int, n: int, k: int, majors: str) -> None:
+    """Into results that start poisoned: what a kernel multiplies of them must be zeros."""
     skip_unless_built(*PADS)
-    a, b = operand((2, 33, 37), "bfloat16", 0), operand((2, 37, 41), "bfloat16", 1)
-    out, names = product(functools.partial(matmul, out_dtype="float32"), a, b)
+    a, b = operand((2, m, k), "bfloat16", 0), operand((2, k, n), "bfloat16", 1)
+    stored = a if majors[0] == "k" else a.mT, b if majors[1] == "n" else b.mT
+    dims = (((2 if majors[0] == "k" else 1,), (1 if majors[1] == "n" else 2,)), ((0,), (0,)))
+    f = functools.partial(jax_bwgemm.dot_general, dimension_numbers=dims, preferred_element_type=jnp.float32)
+    with jax_bwgemm.config(emulate="sm_90a", on_fallback="error"):
+        out, names = product(f, *stored)
     assert names[:2] == [PADS[0]] * 2 and len(names) == 3
     np.testing.assert_allclose(out, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("majors, num_flips", [("kn", 1), ("mn", 2), ("mk", 1)])
-@pytest.mark.parametrize("k", [128, 130])
+@pytest.mark.parametrize("k", [128, 130, 115])  # as it is; to 144; to a line
 def test_float8_of_any_major_on_hopper(majors: str, num_flips: int, k: int) -> None:
     skip_unless_built(FP8, *PADS, *FLIPS)
     a = operand((40, k) if majors[0] == "k" else (k, 40), "float8_e4m3fn", 2)

@@ -34,9 +34,10 @@ def on_a_gpu(arch: Arch) -> None:
     ffi.register(artifacts.artifact_dirs())
 
 
-def expected(repack: Repack, source: np.ndarray) -> np.ndarray:
+def expected(repack: Repack, source: np.ndarray, step_bytes: int) -> np.ndarray:
+    """With zeros to the next multiple of `step_bytes`."""
     moved = source if repack.kind == "pad" else source.swapaxes(1, 2)
-    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % (16 // repack.element_bytes))))
+    return np.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % (step_bytes // repack.element_bytes))))
 
 
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
@@ -48,20 +49,22 @@ def test_against_numpy(repack: Repack) -> None:
     for i, shape in enumerate(SHAPES):
         start, rng = i % (16 // repack.element_bytes), np.random.default_rng(i)
         flat = rng.integers(0, 256, (start + int(np.prod(shape)) + 3) * repack.element_bytes, np.uint8).view(unsigned)
-        result = jax.ShapeDtypeStruct(repack.out_shape(shape), jnp.dtype(DTYPES[repack.element_bytes]))
+        source = flat[start : start + int(np.prod(shape))].reshape(shape)
+        want = expected(repack, source, 128 if i % 2 else 16)
+        result = jax.ShapeDtypeStruct(want.shape, jnp.dtype(DTYPES[repack.element_bytes]))
         call = jax.ffi.ffi_call(ffi.REPACK_NAME, result)
 
         @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
         def repacked(
-            flat: jax.Array, poison: jax.Array, call=call, shape=shape, start=start, dtype=result.dtype
+            flat: jax.Array, poison: jax.Array, call=call, shape=shape, start=start, result=result
         ) -> jax.Array:
-            flat = jax.lax.bitcast_convert_type(flat, dtype)
-            return call(flat[start : start + int(np.prod(shape))].reshape(shape), **attributes(entry, shape, False))
+            flat = jax.lax.bitcast_convert_type(flat, result.dtype)
+            source = flat[start : start + int(np.prod(shape))].reshape(shape)
+            return call(source, **attributes(entry, result.shape, False))
 
         poison = jnp.full(result.shape, 0x5A, result.dtype)
         got = np.asarray(repacked(jnp.asarray(flat), poison)).view(unsigned)
-        source = flat[start : start + int(np.prod(shape))].reshape(shape)
-        np.testing.assert_array_equal(got, expected(repack, source), f"{repack.name} {shape} from element {start}")
+        np.testing.assert_array_equal(got, want, f"{repack.name} {shape} from element {start} to {want.shape}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,11 +73,11 @@ def test_more_bytes_than_an_int32_counts(kind: str) -> None:
     repack, shape = Repack(TARGET, kind, 1), (1, 50_000, 50_001)
     entry = artifacts.find(repack)
     assert not isinstance(entry, str), entry
-    call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(repack.out_shape(shape), jnp.uint8))
     source = jax.random.bits(jax.random.key(0), shape, jnp.uint8)
     moved = source if kind == "pad" else source.mT
-    behind = ((0, 0), (0, 0), (0, -moved.shape[2] % 16))
-    assert jnp.array_equal(call(source, **attributes(entry, shape, False)), jnp.pad(moved, behind))
+    want = jnp.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % 128)))
+    call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(want.shape, jnp.uint8))
+    assert jnp.array_equal(call(source, **attributes(entry, want.shape, False)), want)
 
 
 def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
