@@ -281,20 +281,21 @@ class Sm90Gemm(Sm90Store):
                     if idx + walk.step < walk.num_items:
                         other = TURN_BARRIER + 1 - group.idx
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
-                warpgroup.wait_group(0)
-                ab.consumer_release(last)
                 if cutlass.const_expr(self.defers_store):
                     self.store_rest(held, outlet, held_at, box, group, sizes)
                     box = Int32(self.boxes)
+                loaded = self.load_tile(at, group, sizes, args)
+                warpgroup.wait_group(0)
+                ab.consumer_release(last)
                 if item.part < item.last:
                     self.leave_part(acc, group, tidx, walk)
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
                     if cutlass.const_expr(self.defers_store):
-                        self.round(acc, held, at, group, sizes, args)
+                        self.round(acc, held, loaded, args)
                         held_at, box = at, Int32(0)
                     else:
-                        self.store(acc, outlet, at, group, sizes, args)
+                        self.store(acc, outlet, at, loaded, group, sizes, args)
             idx += step
         if cutlass.const_expr(self.defers_store):
             self.store_rest(held, outlet, held_at, box, group, sizes)
