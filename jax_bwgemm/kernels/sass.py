@@ -22,10 +22,7 @@ from jax_bwgemm.tile import sharing_ctas
 from jax_bwgemm.variant import Variant
 
 COUNTED = {
-    "hopper": (
-        "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-        "STL", "LDL",
-    ),
+    "hopper": ("HGMMA", "QGMMA", "IGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128", "STL", "LDL"),
     "blackwell": (
         "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
         "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
@@ -73,7 +70,7 @@ def why_broken(counts: dict[str, int], kernel: Variant | Repack) -> str | None:
     for name in promised(kernel):
         if not counts[name]:
             return f"{kernel.name} requires {name} instructions, got none"
-    if isinstance(kernel, Variant) and (reason := _why_not_paired(counts, kernel) or _why_serial(counts, kernel)):
+    if isinstance(kernel, Variant) and (reason := _why_not_paired(counts, kernel)):
         return reason
     for name in ("STL", "LDL"):
         if counts[name]:
@@ -87,17 +84,6 @@ def _why_not_paired(counts: dict[str, int], variant: Variant) -> str | None:
         for name in (mma_opcode(variant), "UTCBAR", *loads):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
-    return None
-
-
-def _why_serial(counts: dict[str, int], variant: Variant) -> str | None:
-    """ptxas puts a wait behind every wgmma where it cannot follow the accumulators' registers, and says so only when
-    asked to be verbose."""
-    name = mma_opcode(variant)
-    if family(variant.target) == "hopper" and counts["WARPGROUP.DEPBAR"] >= counts[name]:
-        return (
-            f"a kernel requires {name}s in flight together, got {counts['WARPGROUP.DEPBAR']} waits for {counts[name]}"
-        )
     return None
 
 
