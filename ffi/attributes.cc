@@ -83,7 +83,8 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
       {"raster_along_n", &request->raster_along_n},
       {"a_l2", &request->a_l2},
       {"b_l2", &request->b_l2},
-      {"tail_parts", &request->tail_parts},
+      {"stream_tiles", &request->stream_tiles},
+      {"stream_clusters", &request->stream_clusters},
       {"pdl", &request->pdl},
   };
   for (const auto& [name, value] : fields) JBW_RETURN_IF_ERROR(Read(attrs, name, value));

@@ -105,10 +105,11 @@ Status PlanGrid(const JbwLaunchRequest& request, const Sizes& sizes, JbwLaunchPl
   plan->num_cluster_tiles = tiles_mn * sizes.batch;
   int64_t num_clusters =
       std::min({plan->num_cluster_tiles, int64_t{request.max_active_clusters}, kMaxGridZ / request.cluster_k});
-  if (Has(request, kWorkspace)) {  // tiles that fill no wave occupy a cluster for each of their parts
+  if (Has(request, kWorkspace)) {  // fewer tiles than clusters may be shared by more of them
     int64_t with_room;
     JBW_RETURN_IF_ERROR(WorkspaceClusters(request, &with_room));
-    num_clusters = std::min({num_clusters * request.tail_parts, int64_t{request.max_active_clusters}, with_room});
+    const int64_t sharing = request.stream_tiles > 0 ? request.stream_clusters : 1;
+    num_clusters = std::min({std::max(plan->num_cluster_tiles, sharing), int64_t{request.max_active_clusters}, with_room});
   }
   plan->grid[0] = plan->cluster[0] = static_cast<uint32_t>(request.cluster_m);
   plan->grid[1] = plan->cluster[1] = static_cast<uint32_t>(request.cluster_n);
@@ -196,7 +197,8 @@ Status CheckAttributes(const JbwLaunchRequest& request) {
   JBW_RETURN_IF_ERROR(CheckRange("a_l2", request.a_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("b_l2", request.b_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("pdl", request.pdl, 0, 1));
-  JBW_RETURN_IF_ERROR(CheckRange("tail_parts", request.tail_parts, 1, kMaxGridZ));
+  JBW_RETURN_IF_ERROR(CheckRange("stream_tiles", request.stream_tiles, 0, kInt32Max));
+  JBW_RETURN_IF_ERROR(CheckRange("stream_clusters", request.stream_clusters, 1, kMaxGridZ));
   return CheckBoxes(request);
 }
 
@@ -217,8 +219,8 @@ Status MakeLaunchPlan(const JbwLaunchRequest& request, JbwLaunchPlan* plan) {
   for (int i = 0; i < request.num_params; ++i) plan->param_offsets[i] = request.params[i].offset;
   plan->param_bytes = request.param_bytes;
   PackParams(Params(request),
-             {sizes, request.raster_group, request.raster_along_n, request.a_l2, request.b_l2, request.tail_parts,
-              request.alpha, request.token},
+             {sizes, request.raster_group, request.raster_along_n, request.a_l2, request.b_l2, request.stream_tiles,
+              request.stream_clusters, request.alpha, request.token},
              plan->params);
   return {};
 }

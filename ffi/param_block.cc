@@ -26,7 +26,8 @@ constexpr KindFacts kKinds[kNumParamKinds] = {
     {"raster_along_n", 4, 4},
     {"a_policy", 8, 8},
     {"b_policy", 8, 8},
-    {"tail_parts", 4, 4},
+    {"stream_tiles", 4, 4},
+    {"stream_clusters", 4, 4},
     {"workspace", 8, 8},
     {"token", 8, 8},
     {"alpha", 4, 4},
@@ -135,8 +136,10 @@ void PackParams(const ParamList& list, const ParamValues& values, unsigned char*
       Store(block, param.offset, kL2Policies[param.kind == kAPolicy ? values.a_l2 : values.b_l2]);
     } else if (param.kind == kToken) {
       Store(block, param.offset, values.token);
-    } else if (param.kind == kTailParts) {
-      Store(block, param.offset, values.tail_parts);
+    } else if (param.kind == kStreamTiles) {
+      Store(block, param.offset, values.stream_tiles);
+    } else if (param.kind == kStreamClusters) {
+      Store(block, param.offset, values.stream_clusters);
     } else if (param.kind >= kM && param.kind <= kRasterAlongN) {
       Store(block, param.offset, IntValue(param.kind, values));
     }

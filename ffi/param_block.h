@@ -38,7 +38,8 @@ enum ParamKind : int32_t {
   kRasterAlongN,
   kAPolicy,
   kBPolicy,
-  kTailParts,
+  kStreamTiles,
+  kStreamClusters,
   kWorkspace,
   kToken,
   kAlpha,
@@ -63,7 +64,7 @@ struct ParamValues {
   Sizes sizes;
   int32_t raster_group, raster_along_n;
   int32_t a_l2, b_l2;  // 0: normal, 1: evict_first, 2: evict_last
-  int32_t tail_parts;
+  int32_t stream_tiles, stream_clusters;
   float alpha;
   uint64_t token;
 };

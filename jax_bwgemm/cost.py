@@ -21,10 +21,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import Tile, acc_stages, defers_store, is_tma_storable, num_stages, num_threads, padding
+from jax_bwgemm.tile import (
+    INT32_MAX,
+    Tile,
+    acc_stages,
+    defers_store,
+    is_tma_storable,
+    num_stages,
+    num_threads,
+    padding,
+)
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
 COMMIT_CYCLES = {1: 148, 2: 182}  # by cta_group: n MMAs, commit and wait take a*n + this; published, B200
@@ -48,8 +58,21 @@ HOPPER_CLOCK = 2.91, 1.37  # GHz: first - second * utilisation, at most the high
 ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies
 THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores
 HOPPER_THREAD_STORE_CYCLES = 0.061  # the same of our own stores, 16 bytes each
-TAIL_CYCLES, TAIL_PART = 2120, 2.9  # of a tile in parts; and for each part, times reading it from L2
+STREAM_CYCLES, STREAM_PART = 2120, 2.9  # of a tile in parts; and for each part, times reading it from L2
+STREAM_SKEW = 1.05  # a k step of clusters that are at many places of k, against others
+MAX_PARTS = 16  # of a tile: more were never faster
 EXCHANGE_CYCLES = 3330, 265  # of a tile that is split along k, and for each CTA that meets
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """The last `tiles` cluster tiles are divided along k between `clusters` clusters; none by default."""
+
+    tiles: int = 0
+    clusters: int = 1
+
+
+NO_STREAM = Stream()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +81,7 @@ class Schedule:
 
     `has_load_warp`: loads and MMAs are issued by different warps. `loads_run_ahead` into the next tile.
     `is_grouped`: concurrent tiles form a square, not a row. `store`: "tma" or "threads". `defers_store`: a result
-    leaves during the next tile's main loop.
+    leaves during the next tile's main loop. `stream`: which tiles the clusters share.
     """
 
     stages: int
@@ -69,6 +92,7 @@ class Schedule:
     is_grouped: bool = True
     store: str = "tma"
     defers_store: bool = False
+    stream: Stream = NO_STREAM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +154,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
         acc_stages(tile, arch.tmem_cols) if is_blackwell else 1,
         store=store,
         defers_store=defers_store(tile, problem.out_dtype, store, arch.target),
+        stream=best_stream(tile, problem, arch),
     )
 
 
@@ -143,36 +168,80 @@ def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:
 
 def num_waves(tile: Tile, problem: Problem, arch: Arch) -> int:
     """Rounds of cluster tiles, one CTA a SM."""
+    return _ceil_div(num_tiles(tile, problem), concurrent_clusters(tile, arch))
+
+
+def num_tiles(tile: Tile, problem: Problem) -> int:
+    """Cluster tiles, those of all matrices of the batch."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    return _ceil_div(tiles_m * tiles_n * problem.batch, concurrent_clusters(tile, arch))
+    return tiles_m * tiles_n * problem.batch
 
 
-def tail_tiles(tile: Tile, problem: Problem, arch: Arch) -> int:
-    """Cluster tiles that fill no whole wave."""
-    tiles_m, tiles_n = cluster_tiles(tile, problem)
-    return tiles_m * tiles_n * problem.batch % concurrent_clusters(tile, arch)
+def best_stream(tile: Tile, problem: Problem, arch: Arch) -> Stream:
+    """Which tiles are best divided between all clusters. More clusters have less to multiply each, but one of them adds
+    up what the others have of its tile."""
+    if not tile.stream_k:
+        return NO_STREAM
+    return min(_streams(tile, problem, arch), key=lambda stream: _alone_cycles(tile, problem, arch, stream))
 
 
-def tail_parts(tile: Tile, problem: Problem, arch: Arch) -> int:
-    """Into how many parts of k the tiles of the tail are best divided: no more than there are clusters and k tiles for.
+def _streams(tile: Tile, problem: Problem, arch: Arch) -> Iterator[Stream]:
+    """None; the tiles that fill no wave, in equal parts or between all clusters; and these with a wave before them."""
+    yield NO_STREAM
+    clusters, tiles, k_tiles = concurrent_clusters(tile, arch), num_tiles(tile, problem), k_steps(tile, problem)
+    rest = tiles % clusters
+    if rest == 0 or (rest + clusters) * k_tiles > INT32_MAX:
+        return
+    yield from (Stream(rest, rest * parts) for parts in range(2, min(clusters // rest, k_tiles, MAX_PARTS) + 1))
+    if rest * k_tiles >= clusters:
+        yield Stream(rest, clusters)
+    if tiles > clusters:
+        yield Stream(rest + clusters, clusters)
 
-    More parts are shorter, but one CTA adds them all up.
+
+def _alone_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream) -> float:
+    """Of all waves and the stream, at the device's highest clock and without a store."""
+    mma, fill = mma_cycles(tile, DTYPE_BYTES[problem.a_dtype], arch), fill_cycles(tile, problem, arch, stream)
+    step = _overlapped(mma, fill, OVERLAP[family(arch.target)])
+    waves, last = _waves(tile, problem, arch, step, stream)
+    return waves * k_steps(tile, problem) * step + last
+
+
+def _waves(tile: Tile, problem: Problem, arch: Arch, step: float, stream: Stream) -> tuple[int, float]:
+    """Waves of whole tiles before the last one or the stream; main loop and exchange of that."""
+    clusters, k_tiles = concurrent_clusters(tile, arch), k_steps(tile, problem)
+    whole = _ceil_div(num_tiles(tile, problem) - stream.tiles, clusters)
+    if stream.tiles == 0:
+        return whole - 1, k_tiles * step
+    is_even = stream.clusters % stream.tiles == 0
+    step = max(step * (1.0 if is_even else STREAM_SKEW), _stream_memory_cycles(tile, problem, arch, stream))
+    parts = _ceil_div(stream.clusters, stream.tiles) - is_even
+    part = STREAM_PART * 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
+    exchange = STREAM_CYCLES + part * max(1, parts)
+    return whole, _ceil_div(stream.tiles * k_tiles, stream.clusters) * step + exchange
+
+
+def _stream_memory_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream) -> float:
+    """What device memory takes for a k step of all clusters that share tiles.
+
+    They are at `phases` places of k at the same time. What lies too far apart for the L2 cache to keep is read at each
+    of these places for the fewer tiles that are there: square blocks of them read sqrt(phases) times as much, but no
+    more than without any sharing.
     """
-    tiles = tail_tiles(tile, problem, arch)
-    if not tile.split_tail or tiles == 0:
-        return 1
-    most = min(concurrent_clusters(tile, arch) // tiles, _ceil_div(problem.k, tile.k_tile))
+    rows, cols = _wave_shape(tile, problem, arch)
+    phases = stream.clusters // math.gcd(stream.clusters, stream.tiles)
     in_bytes = DTYPE_BYTES[problem.a_dtype]
-    fill = fill_cycles(tile, problem, arch)
-    step = _overlapped(mma_cycles(tile, in_bytes, arch), fill, OVERLAP[family(arch.target)])
-    return min(range(1, most + 1), key=lambda parts: _tail_cycles(tile, problem, arch, step, parts))
+    between = k_steps(tile, problem) / phases * stream.clusters * fill_bytes(tile, in_bytes) * tile.cluster_ctas
+    more = 1.0 if between <= RETAINED * arch.l2_bytes else math.sqrt(phases)
+    a, b = rows * tile.cluster_m * tile.cta_m * min(more, cols), cols * tile.cluster_n * tile.mma_n * min(more, rows)
+    kept = RETAINED * arch.l2_bytes / (problem.k * in_bytes)  # rows of an operand that stay in the L2 cache
+    moved = (a if problem.m > kept else 0) + (b if problem.n > kept else 0)
+    return moved * tile.k_tile * in_bytes / memory_bytes_per_clk(arch)
 
 
-def _tail_cycles(tile: Tile, problem: Problem, arch: Arch, step: float, parts: int) -> float:
-    """Main loop and exchange of a tile of the tail in so many parts."""
-    main = _ceil_div(k_steps(tile, problem), parts) * step
-    part = TAIL_PART * 4 * tile.cta_m * tile.mma_n / arch.l2_read_bytes_per_clk
-    return main + (TAIL_CYCLES + part * (parts - 1) if parts > 1 else 0)
+def memory_bytes_per_clk(arch: Arch) -> float:
+    """Of all device memory, in clocks of the SMs' highest."""
+    return arch.memory_tb_per_s * 1e3 / arch.clock_ghz
 
 
 def concurrent_clusters(tile: Tile, arch: Arch) -> int:
@@ -211,14 +280,14 @@ def mma_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
     return tile.num_accs * mma_interval(tile, arch) * tile.k_tile * in_bytes / MMA_K_BYTES
 
 
-def fill_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
+def fill_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream = NO_STREAM) -> float:
     """L2 cycles of one k step of one CTA, at the device's highest clock.
 
     The CTAs at work share what all SMs get out of the L2 cache, until one has all that it can take. A row of a load
     that does not start on a line of 128 bytes lies in one more.
     """
-    kind, tiles = family(arch.target), cluster_tiles(tile, problem)
-    ctas = min(arch.num_sms, tiles[0] * tiles[1] * problem.batch * tile.cluster_ctas)
+    kind, clusters = family(arch.target), max(num_tiles(tile, problem), stream.clusters)
+    ctas = min(arch.num_sms, clusters * tile.cluster_ctas)
     rate = min(L2_ALONE_BYTES_PER_CLK[kind], arch.l2_read_bytes_per_clk * arch.num_sms / ctas)
     a, b = fill_parts(tile, DTYPE_BYTES[problem.a_dtype])
     torn_a, torn_b = (TORN_LINES[kind] if is_torn(problem, x) else 1.0 for x in "ab")
@@ -275,7 +344,7 @@ def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
     out_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
     if family(arch.target) == "blackwell" or tile.pingpong or out_bytes <= RETAINED * arch.l2_bytes:
         return STORE_BYTES_PER_CLK
-    return arch.memory_tb_per_s * 1e3 / (arch.num_sms * arch.clock_ghz)
+    return memory_bytes_per_clk(arch) / arch.num_sms
 
 
 def exchange_cycles(tile: Tile, arch: Arch) -> float:
@@ -292,10 +361,7 @@ def exchange_cycles(tile: Tile, arch: Arch) -> float:
 def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True) -> float:
     """Device memory traffic: an operand that does not stay in L2 is read again for each block of concurrent tiles."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    wave = concurrent_clusters(tile, arch)
-    ideal = math.sqrt(wave * tile.cluster_n * tile.mma_n / (tile.cluster_m * tile.cta_m))
-    rows = max(1.0, min(tiles_m, ideal if is_grouped else wave / tiles_n))
-    cols = max(1.0, min(tiles_n, wave / rows))
+    rows, cols = _wave_shape(tile, problem, arch, is_grouped)
     in_bytes, retained = DTYPE_BYTES[problem.a_dtype], RETAINED * arch.l2_bytes
     moved = float(problem.min_bytes)
     operands = (problem.m, problem.a_batch, tiles_n / cols), (problem.n, problem.b_batch, tiles_m / rows)
@@ -306,9 +372,17 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
     return moved
 
 
+def _wave_shape(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True) -> tuple[float, float]:
+    """Cluster tiles along m and n that run at the same time."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    wave = concurrent_clusters(tile, arch)
+    ideal = math.sqrt(wave * tile.cluster_n * tile.mma_n / (tile.cluster_m * tile.cta_m))
+    rows = max(1.0, min(tiles_m, ideal if is_grouped else wave / tiles_n))
+    return rows, max(1.0, min(tiles_n, wave / rows))
+
+
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
-    parts = tail_parts(tile, problem, arch)
     out_bytes = DTYPE_BYTES[problem.out_dtype]
     kind = family(arch.target)
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
@@ -325,12 +399,12 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
         return start + main + (waves - 1) * max(main, epilogue) + epilogue
     if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop
         return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
-    last = _tail_cycles(tile, problem, arch, step, parts)
+    waves, last = _waves(tile, problem, arch, step, schedule.stream)
     if schedule.defers_store:
         shown = epilogue_cycles(tile, 0, arch)  # the rounding
-        return start + (waves - 1) * max(main + shown, epilogue) + last + epilogue
+        return start + waves * max(main + shown, epilogue) + last + epilogue
     refill = 0.0 if schedule.loads_run_ahead else latency
-    return start + (waves - 1) * (main + epilogue + refill) + last + epilogue
+    return start + waves * (main + epilogue + refill) + last + epilogue
 
 
 def _step_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
@@ -345,7 +419,7 @@ def _step_parts(
     own_clock, in_bytes = clock / arch.clock_ghz, DTYPE_BYTES[problem.a_dtype]
     mma = mma_cycles(tile, in_bytes, arch) + (0 if schedule.has_load_warp else ISSUE_CYCLES)
     latency = load_latency(tile, in_bytes, arch) * own_clock
-    return mma, fill_cycles(tile, problem, arch) * own_clock, (latency + mma) / schedule.stages
+    return mma, fill_cycles(tile, problem, arch, schedule.stream) * own_clock, (latency + mma) / schedule.stages
 
 
 def _overlapped(x: float, y: float, exponent: float) -> float:

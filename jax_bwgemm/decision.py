@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -12,7 +13,7 @@ import jax
 from jax_bwgemm import artifacts, ffi, jit_build, measured
 from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry, RepackEntry
-from jax_bwgemm.legality import why_not_on
+from jax_bwgemm.legality import is_read_swapped, why_not_on
 from jax_bwgemm.measured import Record, Time
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
@@ -121,17 +122,21 @@ def find_repack(
     return None if isinstance(entry, str) else entry
 
 
-def k_major(problem: Problem, device: str | None, is_emulated: bool = False) -> Problem | None:
-    """The same product of k-major operands, where `device` reads their dtypes in no other way and has a kernel that
-    transposes the others first; else None."""
-    arch, flipped = target_arch(device), dataclasses.replace(problem, a_major="k", b_major="k")
-    if isinstance(arch, str) or problem.is_empty or not why_not_on(problem, arch) or why_not_on(flipped, arch):
-        return None
-    sources = {"a": (problem.a_batch, problem.k, problem.m), "b": (problem.b_batch, problem.k, problem.n)}
-    kinds = {"a": (problem.a_major, problem.a_dtype), "b": (problem.b_major, problem.b_dtype)}
-    others = [(sources[x], DTYPE_BYTES[dtype]) for x, (major, dtype) in kinds.items() if major != "k"]
-    found = [find_repack("transpose", size, shape, device, is_emulated) for shape, size in others]
-    return None if None in found else flipped
+def k_major(problem: Problem, device: str | None, is_emulated: bool = False) -> tuple[Problem, ...]:
+    """The same product of operands that `device` can read, where it cannot as they lie: one of them or both are k-major
+    instead, which kernels of ours make them first. The fewest bytes to transpose come first."""
+    arch = target_arch(device)
+    if isinstance(arch, str) or problem.is_empty or not why_not_on(problem, arch):
+        return ()
+    found = []
+    for majors in dict.fromkeys(((problem.a_major, "k"), ("k", problem.b_major), ("k", "k"))):
+        other = dataclasses.replace(problem, a_major=majors[0], b_major=majors[1])
+        if other == problem or (why_not_on(other, arch) and not is_read_swapped(other, arch)):
+            continue
+        changed = _changed(problem, other)
+        if all(find_repack("transpose", size, shape, device, is_emulated) for shape, size in changed):
+            found.append((sum(math.prod(shape) * size for shape, size in changed), other))
+    return tuple(other for _, other in sorted(found, key=lambda entry: entry[0]))
 
 
 def target_arch(device: str | None) -> Arch | str:
@@ -143,6 +148,14 @@ def target_arch(device: str | None) -> Arch | str:
         return "no CUDA device here; to plan for one, pass `device=` or set JAX_BWGEMM_DEVICE, for example to h200"
     first = devices[0]
     return detect(first.device_kind, first.compute_capability, getattr(first, "core_count", None))
+
+
+def _changed(problem: Problem, other: Problem) -> list[tuple[Shape, int]]:
+    """(shape, bytes of an element) of the operands that are k-major in `other` only."""
+    a = (problem.a_batch, problem.k, problem.m), DTYPE_BYTES[problem.a_dtype]
+    b = (problem.b_batch, problem.k, problem.n), DTYPE_BYTES[problem.b_dtype]
+    pairs = ((a, problem.a_major, other.a_major), (b, problem.b_major, other.b_major))
+    return [source for source, before, after in pairs if before != after]
 
 
 def _compiled(problem: Problem, chosen: Plan, tile: Tile | None, missing: Callable[[Variant], str | None]) -> Plan:

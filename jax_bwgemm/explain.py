@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jax_bwgemm.config import resolve
-from jax_bwgemm.cost import concurrent_clusters, repack_us, tail_tiles
+from jax_bwgemm.cost import NO_STREAM, concurrent_clusters, num_tiles, repack_us
 from jax_bwgemm.decision import Decision, decide, find_repack, k_major, without_epilogue
 from jax_bwgemm.matmul import checked_params, stack, why_not_ours
 from jax_bwgemm.measured import Record
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.tile import Tile, is_tma_storable, padding, workspace_bytes
+from jax_bwgemm.tile import Tile, is_tma_storable, padding, reads_a_from_registers, workspace_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def explain_problem(
     illegal: ValueError | None = None
     is_emulated, reason = emulate != "off", None
     for asked in filter(None, (problem, without_epilogue(problem))):
-        for own in filter(None, (asked, k_major(asked, device, is_emulated))):
+        for own in (asked, *k_major(asked, device, is_emulated)):
             try:
                 decisions.append(decide(own, device, tile, is_emulated))
             except ValueError as error:
@@ -187,9 +187,9 @@ def _choice_lines(plan: Plan | None) -> list[str]:
     lines = {
         "tile": _why_tile(plan, plan.chosen),
         "pairs": _why_cta_group(plan, plan.chosen),
-        "swap": _why_swapped(plan.problem, plan.tile) if plan.swapped else "",
+        "swap": _why_swapped(plan.problem, plan.tile, plan.arch.target) if plan.swapped else "",
         "split": _why_split(plan.tile) if plan.tile.cluster_k > 1 else "",
-        "tail": _why_tail(plan, plan.tile) if plan.tile.split_tail else "",
+        "stream": _why_stream(plan, plan.tile) if plan.tile.stream_k else "",
         "order": order,
         "L2": _why_hints(plan),
         "store": _why_store(plan.problem),
@@ -243,8 +243,10 @@ def _demand(candidate: Candidate) -> str:
     return f"{need} ({cost.us:.1f} us at {cost.clock_ghz:.2f} GHz)"
 
 
-def _why_swapped(problem: Problem, tile: Tile) -> str:
+def _why_swapped(problem: Problem, tile: Tile, target: str) -> str:
     """`problem` is the transposed one: what was asked has its n as rows."""
+    if reads_a_from_registers(problem.a_dtype, problem.a_major, target):
+        return f"computes C^T = B^T A^T: wgmma takes an n-major {problem.a_dtype} b as its A only, from registers"
     filled = 100 * problem.n / (-(-problem.n // tile.mma_n) * tile.mma_n)
     return (
         f"computes C^T = B^T A^T: {problem.n} rows of C as columns fill {filled:.0f} % of the tiles' width; "
@@ -256,13 +258,14 @@ def _why_split(tile: Tile) -> str:
     return f"{tile.cluster_k} CTAs of a cluster divide k and add their float32 parts in the order of their ranks"
 
 
-def _why_tail(plan: Plan, tile: Tile) -> str:
-    tiles, clusters = tail_tiles(tile, plan.problem, plan.arch), concurrent_clusters(tile, plan.arch)
-    if plan.tail_parts == 1:
-        return f"the last {tiles} cluster tiles are not divided along k: no parts are predicted to gain"
+def _why_stream(plan: Plan, tile: Tile) -> str:
+    tiles, clusters = num_tiles(tile, plan.problem), concurrent_clusters(tile, plan.arch)
+    if plan.stream == NO_STREAM:
+        return f"none of the {tiles} cluster tiles is divided along k: no parts are predicted to gain"
     return (
-        f"the last {tiles} cluster tiles, fewer than the {clusters} clusters, are divided into {plan.tail_parts} parts "
-        f"along k, which meet in {workspace_bytes(tile, clusters) / 1e6:.1f} MB of workspace, in the order of k"
+        f"the last {plan.stream.tiles} of {tiles} cluster tiles are divided along k between {plan.stream.clusters} of "
+        f"{clusters} clusters, which meet in {workspace_bytes(tile, clusters) / 1e6:.1f} MB of workspace, in the order "
+        "of k"
     )
 
 

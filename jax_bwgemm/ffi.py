@@ -72,7 +72,7 @@ class LaunchRequest(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("a_major", "b_major", "c_major")),  # ord("k"), ord("m"), ord("n")
         *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")),
         *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "raster_group", "raster_along_n")),
-        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "tail_parts", "pdl")),
+        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "stream_tiles", "stream_clusters", "pdl")),
         ("alpha", ctypes.c_float),
         ("token", ctypes.c_uint64),  # the value of a raised flag in the workspace
         ("box", ctypes.c_int32 * 3 * 3),  # of a, b, out (and residual); innermost first; zeros where no tensor map is
@@ -86,7 +86,7 @@ class LaunchRequest(ctypes.Structure):
 
     def __init__(self, **fields: Any) -> None:
         absent = {name: Buffer.none() for name in ("bias", "residual", "workspace")}
-        super().__init__(**(absent | {"tail_parts": 1} | fields))
+        super().__init__(**(absent | {"stream_clusters": 1} | fields))
 
 
 class TensorMapSpec(ctypes.Structure):

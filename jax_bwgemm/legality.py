@@ -62,10 +62,22 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
     majors = problem.a_major, problem.b_major
-    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and majors != ("k", "k"):
+    if family(arch.target) != "hopper" or DTYPE_BYTES[dtype] == 2 or majors == ("k", "k"):
+        return None
+    if dtype != "float32":
         rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
         return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
+    if problem.b_major != "k":
+        rule = "a k-major b for float32 (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
+        return f"sm_90a requires {rule}, got {problem.b_major!r}"
     return None
+
+
+def is_read_swapped(problem: Problem, arch: Arch) -> bool:
+    """Whether the device reads the operands as they lie only as those of the transposed product."""
+    if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+        return False
+    return why_not_on(problem.transposed, arch) is None
 
 
 def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
@@ -81,7 +93,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
         return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
     for operand, major in (("a", problem.a_major), ("b", problem.b_major)):
-        if reason := _why_not_load(tile, operand, major, problem.a_dtype):
+        if reason := _why_not_load(tile, operand, major, problem.a_dtype, arch):
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
@@ -109,7 +121,7 @@ def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if is_needed != tile.promoted:
         rule = "a tile with `promoted`" if is_needed else "float8 operands, sm_90a and the algorithm ANY_F8_ANY_F8_F32"
         return f"{'promoted sums require' if is_needed else '`promoted` requires'} {rule}, got {problem} in {tile}"
-    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.split_tail):
+    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.stream_k):
         return f"`promoted` requires no ping-pong and no split along k, got {tile}"
     return None
 
@@ -121,19 +133,19 @@ def _why_not_cluster(tile: Tile) -> str | None:
         return f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, got {got}"
     if tile.cluster_m % tile.cta_group:
         return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
-    if tile.split_tail and (tile.cluster_k > 1 or tile.pingpong):
-        return f"`split_tail` requires cluster_k 1 and no ping-pong, got {tile}"
+    if tile.stream_k and (tile.cluster_k > 1 or tile.pingpong):
+        return f"`stream_k` requires cluster_k 1 and no ping-pong, got {tile}"
     if tile.cluster_k > 1 and (tile.cluster_m, tile.cluster_n, tile.num_accs) != (tile.cta_group, 1, 1):
         return f"`cluster_k` above 1 requires cluster {tile.cta_group}x1 and one accumulator, got {tile}"
     return None
 
 
-def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str) -> str | None:
+def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arch) -> str | None:
     """A multicast splits a box between the CTAs that share it: whole 8-row swizzle atoms each."""
     contiguous, other = load_box(tile, operand, major, in_dtype)
     if contiguous * DTYPE_BYTES[in_dtype] < 32:
         return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
-    if swizzle_atom_bytes(in_dtype, major) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
+    if swizzle_atom_bytes(in_dtype, major, arch.target) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
         return f"a {major}-major float32 operand {operand} requires a multiple of 32 {major} a CTA, got {tile}"
     if other % 8 or other == 0:
         rule = "a multiple of 8 rows for each CTA that loads a part of it"
@@ -165,8 +177,8 @@ def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
         return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
     if tile.promoted:
         return "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32, got True"
-    if tile.split_tail:
-        return "`split_tail` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
+    if tile.stream_k:
+        return "`stream_k` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
     if tile.cta_group not in (1, 2):
         return f"`cta_group` requires 1 or 2, got {tile.cta_group}"
     legal_m = (64, 128) if tile.cta_group == 1 else (128, 256)

@@ -183,7 +183,8 @@ def attributes(decision: Decision) -> dict[str, Any]:
         "raster_along_n": plan.raster_along_n,
         "a_l2": L2_CODES[plan.a_l2],
         "b_l2": L2_CODES[plan.b_l2],
-        "tail_parts": plan.tail_parts,
+        "stream_tiles": plan.stream.tiles,
+        "stream_clusters": plan.stream.clusters,
         "pdl": int(plan.pdl),
         "param_bytes": entry.param_bytes,
     }

@@ -7,8 +7,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from jax_bwgemm.arch import Arch, family
-from jax_bwgemm.cost import RETAINED, Cost, cluster_tiles, concurrent_clusters, cost, tail_parts
-from jax_bwgemm.legality import needs_promotion, why_not
+from jax_bwgemm.cost import (
+    NO_STREAM,
+    RETAINED,
+    Cost,
+    Stream,
+    best_stream,
+    cluster_tiles,
+    concurrent_clusters,
+    cost,
+)
+from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
@@ -44,7 +53,7 @@ class Plan:
     `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
     row first, else columns, walked column first. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's operands.
-    `tail_parts`: into how many parts of k a tile with `split_tail` divides the tiles that fill no wave.
+    `stream`: which tiles the clusters share, if the tile has `stream_k`.
     With `pdl` the kernel may start before the one before it ends (programmatic dependent launch). `candidates` are in
     the planner's order of preference. `record` holds the measured times that the choice follows, if it does.
     """
@@ -60,7 +69,7 @@ class Plan:
     a_l2: str = "normal"
     b_l2: str = "normal"
     pdl: bool = False
-    tail_parts: int = 1
+    stream: Stream = NO_STREAM
     record: Record | None = None
 
     @property
@@ -81,14 +90,19 @@ class Plan:
 def candidates(
     problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
 ) -> tuple[Candidate, ...]:
-    """The tiles that ship, for the problem's dtype; and narrow ones for its transpose, if that is `is_swappable`."""
-    kind, depth = family(arch.target), k_tile(problem.a_dtype)
+    """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
+    for its transpose, if that is `is_swappable`."""
+    kind, swaps = family(arch.target), is_read_swapped(problem, arch)
     tiles = (tile for tile in shipped[kind] if tile.promoted == needs_promotion(problem, arch))
-    found = [Candidate(dataclasses.replace(tile, k_tile=depth), problem) for tile in tiles]
+    pairs = [(tile, swaps) for tile in tiles]
     if is_swappable(problem):
-        flipped = problem.transposed
-        found += [Candidate(dataclasses.replace(tile, k_tile=depth), flipped, swapped=True) for tile in narrow[kind]]
-    return tuple(found)
+        pairs += [(tile, True) for tile in narrow[kind]]
+    return tuple(
+        Candidate(
+            dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
+        )
+        for tile, flips in pairs
+    )
 
 
 def is_swappable(problem: Problem) -> bool:
@@ -135,10 +149,10 @@ def plan(
     seen = best.problem
     group, along_n = raster(best.tile, seen, arch)
     a_l2, b_l2 = l2_hints(best.tile, seen, arch)
-    parts = tail_parts(best.tile, seen, arch)
-    pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and parts == 1
+    stream = best_stream(best.tile, seen, arch)
+    pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
     source = record if is_measured else None
-    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2, pdl, parts, source)
+    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2, pdl, stream, source)
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:

@@ -28,9 +28,9 @@ class Tile:
     `cta_group` 2 spreads it over a CTA pair, each half holding half the rows of A and of the result and `load_n`
     columns of B. `num_accs` MMA tiles lie along m and share each stage of B. `k_tile` is in elements; the cluster in
     CTAs, of which `cluster_k` divide k among themselves and add their parts up. `pingpong` (Hopper): two warpgroups,
-    each with a tile of its own, take turns at the tensor cores. `split_tail` (Hopper): the tiles that fill no whole
-    wave of clusters are divided along k between all of them, which meet in a workspace in global memory. `promoted`
-    (Hopper, float8): the sums of each stage are added to others in float32 registers.
+    each with a tile of its own, take turns at the tensor cores. `stream_k` (Hopper): the last tiles
+    are divided along k between clusters, which meet in a workspace in global memory. `promoted` (Hopper, float8): the
+    sums of each stage are added to others in float32 registers.
     """
 
     mma_m: int
@@ -42,7 +42,7 @@ class Tile:
     cluster_k: int = 1
     num_accs: int = 1
     pingpong: bool = False
-    split_tail: bool = False
+    stream_k: bool = False
     promoted: bool = False
 
     @property
@@ -68,7 +68,7 @@ class Tile:
     def __str__(self) -> str:
         accs = f"_acc{self.num_accs}" if self.num_accs > 1 else ""
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
-        ways = ("_pingpong" if self.pingpong else "") + ("_tail" if self.split_tail else "")
+        ways = ("_pingpong" if self.pingpong else "") + ("_streamk" if self.stream_k else "")
         ways += "_promoted" if self.promoted else ""
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
@@ -76,7 +76,7 @@ class Tile:
     def from_str(cls, text: str) -> Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
         pattern = (
-            r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_tail)?(_promoted)?"
+            r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
         )
         match = re.fullmatch(pattern, text)
         if match is None:
@@ -106,9 +106,10 @@ SHIPPED_TILES = {
         Tile(128, 128, cluster_k=2),
         Tile(128, 128, cluster_k=4),
         Tile(64, 128, cluster_k=2),
-        Tile(128, 256, cluster_m=2, split_tail=True),
-        Tile(128, 256, split_tail=True),
-        Tile(128, 128, cluster_m=2, split_tail=True),
+        Tile(128, 256, cluster_m=2, stream_k=True),
+        Tile(128, 256, stream_k=True),
+        Tile(128, 128, cluster_m=2, stream_k=True),
+        Tile(128, 192, cluster_m=2, stream_k=True),
         Tile(128, 96, cluster_m=2),
         Tile(128, 96),
         Tile(128, 128, cluster_m=2, promoted=True),
@@ -135,11 +136,15 @@ NARROW_TILES = {
         Tile(128, 32),
         Tile(128, 64),
         Tile(64, 16),
-        Tile(128, 16, cluster_k=2),
-        Tile(64, 32, cluster_k=4),
-        Tile(64, 16, cluster_k=4),
-        Tile(128, 64, cluster_k=2),
-        Tile(128, 64, cluster_k=4),
+        Tile(256, 16),
+        Tile(256, 32),
+        Tile(256, 64),
+        Tile(64, 16, stream_k=True),
+        Tile(64, 32, stream_k=True),
+        Tile(64, 64, stream_k=True),
+        Tile(128, 16, stream_k=True),
+        Tile(128, 32, stream_k=True),
+        Tile(128, 64, stream_k=True),
     ),
     "blackwell": (
         Tile(128, 16),
@@ -239,10 +244,15 @@ def sharing_ctas(tile: Tile, operand: str) -> int:
     return tile.cluster_n if operand == "a" else tile.cluster_m // tile.cta_group
 
 
-def swizzle_atom_bytes(in_dtype: str, major: str) -> int:
-    """What a swizzle moves as a whole: 16 bytes, but 32 for TF32 whose rows are contiguous (PTX ISA, tcgen05 shared
-    memory layout, 128-byte swizzle with 32-byte atomicity)."""
-    return 32 if in_dtype == "float32" and major != "k" else 16
+def reads_a_from_registers(in_dtype: str, a_major: str, target: str) -> bool:
+    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads 4 bytes k-major only."""
+    return family(target) == "hopper" and in_dtype == "float32" and a_major == "m"
+
+
+def swizzle_atom_bytes(in_dtype: str, major: str, target: str) -> int:
+    """What a swizzle moves as a whole: 16 bytes, but 32 for Blackwell's TF32 whose rows are contiguous (PTX ISA,
+    tcgen05 shared memory layout, 128-byte swizzle with 32-byte atomicity)."""
+    return 32 if family(target) == "blackwell" and in_dtype == "float32" and major != "k" else 16
 
 
 def _span_bytes(extent_bytes: int, widest: int) -> int:
@@ -269,8 +279,8 @@ def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool =
 
 
 def workspace_bytes(tile: Tile, num_clusters: int) -> int:
-    """Global memory beside the operands: flags and a float32 accumulator for each CTA, where the tail is split."""
-    return FLAG_BYTES + 4 * tile.cta_m * tile.mma_n * tile.cluster_ctas * num_clusters if tile.split_tail else 0
+    """Global memory beside the operands: flags and a float32 accumulator for each CTA, where clusters share tiles."""
+    return FLAG_BYTES + 4 * tile.cta_m * tile.mma_n * tile.cluster_ctas * num_clusters if tile.stream_k else 0
 
 
 def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, has_residual: bool = False) -> int:

@@ -62,7 +62,7 @@ def tma_boxes(variant: Variant) -> dict[str, tuple[tuple[int, int, int], int, in
     facts = {}
     for operand, major, dtype in (("a", variant.a_major, variant.a_dtype), ("b", variant.b_major, variant.b_dtype)):
         box = load_box(tile, operand, major, dtype)
-        facts[operand] = (*box, 1), box[0] * DTYPE_BYTES[dtype], swizzle_atom_bytes(dtype, major)
+        facts[operand] = (*box, 1), box[0] * DTYPE_BYTES[dtype], swizzle_atom_bytes(dtype, major, variant.target)
     if variant.store == "tma":
         box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
         facts["c"] = (*box, 1), box[0] * DTYPE_BYTES[variant.out_dtype], 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,22 +44,23 @@ class Way:
         return padding(self.problem, "ab"[operand])
 
     def preference(self) -> tuple[int, list[tuple[bool, bool]]]:
-        """Few repacks that transpose before many; unpadded before padded, and of these without the transpose before
-        with it."""
-        return sum(self.transposes), [(self.padding(i) > 0, source is None) for i, source in enumerate(self.sources)]
+        """Few bytes that repacks transpose before many; unpadded before padded, and of these without the transpose
+        before with it."""
+        transposed = (aval.size * flips for aval, flips in zip(self.avals, self.transposes, strict=False))
+        return sum(transposed), [(self.padding(i) > 0, source is None) for i, source in enumerate(self.sources)]
 
 
 def ways(
-    ctx: Any, operands: Sequence[Any], params: dict[str, Any], k_major: Callable[[Problem], Problem | None]
+    ctx: Any, operands: Sequence[Any], params: dict[str, Any], k_major: Callable[[Problem], Iterable[Problem]]
 ) -> list[Way]:
     """Best first. An operand that is a transpose, as `w.T` is in `x @ w.T`, can be had under either major; and where
-    `k_major` knows the product of k-major operands that a repack makes, the others are had under that."""
+    `k_major` knows the same product of operands that a repack makes k-major, also that."""
     as_given = _way(ctx, (None, None), params)
     if not as_given.problem.is_static:
         return [as_given]
     sources = [(None,) if source is None else (source, None) for source in map(before_transpose, operands[:2])]
     found = [_way(ctx, pair, params) for pair in itertools.product(*sources)]
-    found += [_transposing(way, problem) for way in found if (problem := k_major(way.problem)) is not None]
+    found += [_transposing(way, problem) for way in found for problem in k_major(way.problem)]
     return sorted(found, key=Way.preference)
 
 
@@ -93,8 +94,8 @@ def _way(ctx: Any, sources: tuple[Any, ...], params: dict[str, Any]) -> Way:
 
 
 def _transposing(way: Way, problem: Problem) -> Way:
-    """`way`, but that operands which are not k-major are made so: `problem` is the product of what comes out."""
-    a, b = transposes = way.problem.a_major != "k", way.problem.b_major != "k"
+    """`way`, but that operands of other majors in `problem`, the product of what comes out, are repacked."""
+    a, b = transposes = way.problem.a_major != problem.a_major, way.problem.b_major != problem.b_major
     avals = [_flipped(aval) if flips else aval for aval, flips in zip(way.avals[:2], (a, b), strict=True)]
     return Way(problem, (*avals, *way.avals[2:]), way.sources, transposes)
 

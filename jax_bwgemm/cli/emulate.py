@@ -120,11 +120,12 @@ def _tiles(args: argparse.Namespace, problem: Problem, device: str) -> list[Tile
 
 
 def _all_tiles(problem: Problem, device: str) -> list[Tile]:
-    """Those that can compute the problem; all, if none can."""
+    """Those that can compute the problem, not its transpose; all, if none can."""
     from jax_bwgemm.plan import candidates
 
-    tiles = [c.tile for c in candidates(problem, by_name(device)) if not c.swapped]
-    return [tile for tile in tiles if why_not(tile, problem, by_name(device)) is None] or tiles
+    found = candidates(problem, by_name(device))
+    tiles = [c.tile for c in found if not c.swapped and why_not(c.tile, problem, by_name(device)) is None]
+    return tiles or [c.tile for c in found]
 
 
 def _build_just_one(decision: Decision) -> str:

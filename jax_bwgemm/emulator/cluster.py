@@ -280,5 +280,6 @@ class Cluster:
                 warp.split = split
                 lines.append(f"  {warp.where()}\n    waits for {split.blocked}")
         message = f"no warp can move and nothing is in flight; {len(alive)} warps wait:\n" + "\n".join(lines)
-        whole = [s for w in alive for s in w.splits if s.blocked and "whole warp" in s.blocked]
-        return Fault("divergent-aligned" if whole else "deadlock", message)
+        # Lanes whose others wait for something else may meet yet: what never comes is that.
+        apart = [w for w in alive if all("whole warp" in (split.blocked or "") for split in w.splits)]
+        return Fault("divergent-aligned" if apart else "deadlock", message)

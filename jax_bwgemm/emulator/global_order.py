@@ -104,7 +104,8 @@ class GlobalOrder:
         for earlier in self._distinct(shadow.write[index]):
             self._check(w, access, earlier, f"a load from `{name}` of what was stored")
             if earlier.flag is not None and self._comes_late(w, earlier, earlier.flag):
-                old = [earlier.flag.before.get(i, buffer[i]) for i in index.ravel().tolist()]
+                places = zip(index.ravel().tolist(), found.ravel().tolist(), strict=True)
+                old = [earlier.flag.before.get(i, value) for i, value in places]
                 found = np.array(old, np.uint8).reshape(index.shape)
             elif earlier.flag is not None and earlier.flag.release is not None:
                 self._hear(w, earlier.flag.release, strength)

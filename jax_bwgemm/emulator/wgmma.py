@@ -7,6 +7,7 @@ other sums hardware keeps fewer bits: partial sums are truncated, of 8-bit float
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -28,7 +29,8 @@ _EXACT_CHUNKS = 16  # 16-byte pieces of k over which float32 sums of 8-bit produ
 class _Mma:
     """One issued wgmma of one warp: its chunks of A and B (and B's descriptor), and whether it adds to D.
 
-    `a` holds words instead of chunk numbers if A came from registers (`form.a_in_registers`).
+    `a` holds words instead of chunk numbers if A came from registers (`form.a_in_registers`): from `sources`, slots and
+    what was in them.
     """
 
     key: Key
@@ -38,6 +40,7 @@ class _Mma:
     accumulate: bool
     form: _Form
     where: Any
+    sources: list[tuple[int, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +61,10 @@ class WgmmaState:
 
     def __init__(self) -> None:
         self.fenced = False
+        self.at_fence: list[Any] = []  # all registers at the last wgmma.fence
         self.open: list[_Mma] = []
         self.groups: list[AsyncOp] = []
-        self.keys: list[set[Key]] = []
+        self.batches: list[list[_Mma]] = []  # of the groups
         self.sums: dict[Key, np.ndarray] = {}
         self.rows: dict[Key, list[Any]] = {}  # the register values last delivered
 
@@ -91,7 +95,8 @@ def _fence(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
     @whole_warp
     def run(w: Any) -> int | None:
-        _state(w).fenced = True
+        state = _state(w)
+        state.fenced, state.at_fence = True, w.regs.copy()
         return None
 
     return Effect(run)
@@ -142,10 +147,11 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         state = _state(w)
         accumulate = bool(w.uniform(p_slot))
         _take_registers(w, state, key, accumulate)
-        a = _a_words(w, a_slots) if form.a_in_registers else _a_chunks(w, form, w.uniform(a_slots[0]))
+        sources = _a_sources(w, state, a_slots) if form.a_in_registers else []
+        a = _a_words(sources) if sources else _a_chunks(w, form, w.uniform(a_slots[0]))
         b_descriptor = w.uniform(b_slot)
         b = operand_chunks(w, w.cta, b_descriptor, form.n, ELEMENT_BYTES[form.b], form.b_mn, False)
-        state.open.append(_Mma(key, a, b, b_descriptor, accumulate, form, w.where()))
+        state.open.append(_Mma(key, a, b, b_descriptor, accumulate, form, w.where(), sources))
         if w.index % 4 == 0:  # one instruction of a warpgroup
             w.cta.cluster.machine.counters.mma(w.cta.rank_in_grid)
         return None
@@ -161,11 +167,19 @@ def _a_chunks(w: Any, form: _Form, descriptor: int) -> np.ndarray:
     return chunks[:, own] if form.a_mn else chunks[own]
 
 
-def _a_words(w: Any, slots: list[int]) -> np.ndarray:
+def _a_sources(w: Any, state: WgmmaState, slots: list[int]) -> list[tuple[int, Any]]:
+    """A's registers, as they were at the last fence."""
+    sources = [(slot, w.value(slot)) for slot in slots]
+    if not state.at_fence or any(state.at_fence[slot] is not value for slot, value in sources):
+        raise w.fault("missing-wgmma-fence", "registers of A are written and used by wgmma without wgmma.fence")
+    return sources
+
+
+def _a_words(sources: list[tuple[int, Any]]) -> np.ndarray:
     """(16 rows, 8 words): register i of thread t is row t/4 + 8*(i%2), word t%4 + 4*(i/2) (PTX ISA, wgmma A)."""
     words = np.empty((4, 32), np.uint32)
-    for i, slot in enumerate(slots):
-        words[i] = w.value(slot)
+    for i, (_, value) in enumerate(sources):
+        words[i] = value
     return np.ascontiguousarray(words.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)).reshape(16, 8)
 
 
@@ -200,7 +214,7 @@ def _commit(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         _note(w, op, batch)
         before = state.groups[-1:]
         state.groups.append(op)
-        state.keys.append({mma.key for mma in batch})
+        state.batches.append(batch)
         w.cta.cluster.engine.issue(op, before)
         return None
 
@@ -297,15 +311,24 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             if not op.done:
                 return w.block(op, f"the wgmma group issued at {op.where}")
             w.clock.ops |= 1 << op.bit
-        finished = set().union(*state.keys[:count])
-        state.groups, state.keys = state.groups[count:], state.keys[count:]
-        pending = set().union(*state.keys, {mma.key for mma in state.open})
-        for key in finished - pending:
+        finished = list(itertools.chain(*state.batches[:count]))
+        state.groups, state.batches = state.groups[count:], state.batches[count:]
+        _check_sources(w, finished)
+        pending = {mma.key for mma in itertools.chain(*state.batches, state.open)}
+        for key in {mma.key for mma in finished} - pending:
             _deliver(w, state, key)
         state.fenced = False
         return None
 
     return Effect(run)
+
+
+def _check_sources(w: Any, finished: list[_Mma]) -> None:
+    """Until now the MMAs may have read their registers of A."""
+    for mma in finished:
+        if any(w.regs[slot] is not value for slot, value in mma.sources):
+            message = f"a register of A was written before the wgmma that reads it was waited for: {mma.where}"
+            raise w.fault("register-in-flight", message)
 
 
 def _deliver(w: Any, state: WgmmaState, key: Key) -> None:

@@ -75,7 +75,8 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk",)),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8), ("kk",)),
         Row((HOPPER_LARGE, SMALL), INT8, ("kk",)),
-        Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk",)),
+        Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), TF32, ("mk",), c_major="m"),  # x @ w, transposed
     ),
     "blackwell": (
         Row(BLACKWELL_BASE, HALF),

@@ -18,7 +18,8 @@ from jax_bwgemm.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
 from jax_bwgemm.variant import Variant, tma_boxes
 
 PARAM_BYTES = {"tma_a": 128, "tma_b": 128, "tma_c": 128, "tma_r": 128, "c": 8, "alpha": 4, "bias": 8}
-PARAM_BYTES |= {"tail_parts": 4, "workspace": 8, "token": 8}
+STREAM_PARAMS = {"stream_tiles": 4, "stream_clusters": 4, "workspace": 8, "token": 8}
+PARAM_BYTES |= STREAM_PARAMS
 PARAM_BYTES |= dict.fromkeys(Sizes._fields, 4) | dict.fromkeys(Hints._fields, 8)
 
 
@@ -67,18 +68,18 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     bias = cute.runtime.make_ptr(OUT_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
     sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
     hints = Hints(*(cutlass.Int64(1) for _ in Hints._fields))
-    tail: tuple[Any, ...] = ()
+    stream: tuple[Any, ...] = ()
     if family(variant.target) == "hopper":
         workspace = cute.runtime.make_ptr(cutlass.Int64, 16, cute.AddressSpace.gmem, assumed_align=16)
-        tail = cutlass.Int32(1), workspace, cutlass.Int64(1)
-    return gemm, cute.compile(gemm, a, b, c, sizes, hints, *tail, cutlass.Float32(1.0), bias, options=options)
+        stream = cutlass.Int32(1), cutlass.Int32(1), workspace, cutlass.Int64(1)
+    return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)
 
 
 def _params(variant: Variant, gemm: Any) -> tuple[str, ...]:
     out = "tma_c" if variant.store == "tma" else "c"
     residual = ("tma_r",) if variant.has_residual else ()
-    tail = ("tail_parts", "workspace", "token") if variant.tile.split_tail else ()
-    return "tma_a", "tma_b", out, *residual, *Sizes._fields, *Hints._fields, *tail, *gemm.epilogue.params
+    stream = STREAM_PARAMS if variant.tile.stream_k else ()
+    return "tma_a", "tma_b", out, *residual, *Sizes._fields, *Hints._fields, *stream, *gemm.epilogue.params
 
 
 def _checked_boxes(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import masks, pipelines, row_store
 from jax_bwgemm.kernels.epilogue import Epilogue
 from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
+from jax_bwgemm.kernels.scheduler import Piece, TileOrder, num_pieces, tile_coordinates
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.split_tail import Item, Tail, item_of, tail_of
+from jax_bwgemm.kernels.stream_k import Stream, item_of, stream_of
 from jax_bwgemm.problem import INT8_DTYPES
 from jax_bwgemm.tile import (
     EPILOGUE_STAGES,
@@ -53,7 +53,7 @@ class Hints(NamedTuple):
 
 class Walk(NamedTuple):
     """The work of one cluster, in its order: items `first`, `first + step`, ... below `num_items`. An item is a tile,
-    or in a split `tail` a part of one.
+    or in a `stream` a piece of one.
 
     Of each tile's k tiles this CTA multiplies `k_count` from `k_first` on. (x, y, z): its place in the cluster.
     """
@@ -67,12 +67,12 @@ class Walk(NamedTuple):
     x: Int32
     y: Int32
     z: Int32
-    tail: Tail | None = None
+    stream: Stream | None = None
 
-    def item_of(self, idx: Uint32) -> Item:
-        if self.tail is None:
-            return Item(idx, self.k_first, self.k_count, Uint32(0), Uint32(0))
-        return item_of(self.tail, idx, self.k_count)
+    def item_of(self, idx: Uint32) -> Piece:
+        if self.stream is None:
+            return Piece(idx, self.k_first, self.k_count, Boolean(True), Int32(0))
+        return item_of(self.stream, idx, self.k_count)
 
     def tile_of(self, tile: Tile, idx: Uint32) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) of this CTA's tile, in units of cta_m, mma_n and 1."""
@@ -115,6 +115,7 @@ class Gemm:
         self.store_kind = variant.store
         self.full_bytes = pipelines.full_bytes(tile, variant.a_dtype)
         self.stages = num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual)
+        self.drains_stages = pipelines.arrivals_outlive_readers(tile, variant.target)
         self.threads = num_threads(tile, variant.target, variant.has_residual)
         self.store_groups = store_groups(tile, variant.target)
         self.store_rows = store_rows(tile, variant.target)
@@ -134,7 +135,7 @@ class Gemm:
         given = {"alpha": alpha, "bias": bias}
         return tuple(given[param] for param in self.epilogue.params)
 
-    def walk(self, sizes: Sizes, tail_args: tuple[Any, ...] = ()) -> Walk:
+    def walk(self, sizes: Sizes, stream_args: tuple[Any, ...] = ()) -> Walk:
         tile = self.tile
         x, y, block_z = cute.arch.block_idx()
         rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
@@ -143,10 +144,10 @@ class Gemm:
         num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
         k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
         first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
-        if cutlass.const_expr(tile.split_tail):
-            tail = tail_of(num_tiles, step, k_tiles, *tail_args)
-            num_items = tail.first + tail.tiles * tail.parts
-            return Walk(order, num_items, first, step, Int32(0), k_tiles, x, y, Int32(0), tail)
+        if cutlass.const_expr(tile.stream_k):
+            stream = stream_of(num_tiles, step, first, k_tiles, *stream_args)
+            num_items = stream.base + Uint32(num_pieces(stream.share, k_tiles)) * step
+            return Walk(order, num_items, first, step, Int32(0), k_tiles, x, y, Int32(0), stream)
         if cutlass.const_expr(tile.cluster_k == 1):
             return Walk(order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
         z = block_z % tile.cluster_k
@@ -231,7 +232,10 @@ class Gemm:
                 phase = phase ^ 1
             idx += walk.step
         cute.arch.griddepcontrol_launch_dependents()
-        ab.producer_tail(state)
+        if cutlass.const_expr(self.drains_stages):  # a loop: DSL's producer_tail is as long as there are stages
+            for _ in cutlass.range(self.stages, unroll=1):
+                ab.sync_object_empty.wait(state.index, state.phase)
+                state.advance()
 
     @cute.jit
     def publish(

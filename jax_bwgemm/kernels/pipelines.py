@@ -5,6 +5,7 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 
 from __future__ import annotations
 
+from jax_bwgemm.arch import family
 from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, stage_bytes
 
 WARPS_PER_WARPGROUP = 4
@@ -21,6 +22,12 @@ def hopper_empty_arrivals(tile: Tile) -> int:
     or the one warpgroup whose tile it belongs to in a ping-pong."""
     warpgroups = 1 if tile.pingpong else tile.num_consumer_warpgroups
     return sharing_issuers(tile) * warpgroups * WARPS_PER_WARPGROUP
+
+
+def arrivals_outlive_readers(tile: Tile, target: str) -> bool:
+    """Whether arrivals that free a stage may be on their way when the CTA has nothing left to do: from other CTAs, or
+    from commits. Its shared memory must live until then."""
+    return family(target) == "blackwell" or sharing_issuers(tile) > 1
 
 
 def blackwell_empty_arrivals(tile: Tile) -> int:

@@ -18,11 +18,14 @@ from pathlib import Path
 from jax_bwgemm.arch import family
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.repack import Repack
-from jax_bwgemm.tile import sharing_ctas
+from jax_bwgemm.tile import reads_a_from_registers, sharing_ctas
 from jax_bwgemm.variant import Variant
 
 COUNTED = {
-    "hopper": ("HGMMA", "QGMMA", "IGMMA", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128", "STL", "LDL"),
+    "hopper": (
+        "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
+        "LDS", "STL", "LDL",
+    ),
     "blackwell": (
         "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
         "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
@@ -70,7 +73,7 @@ def why_broken(counts: dict[str, int], kernel: Variant | Repack) -> str | None:
     for name in promised(kernel):
         if not counts[name]:
             return f"{kernel.name} requires {name} instructions, got none"
-    if isinstance(kernel, Variant) and (reason := _why_not_paired(counts, kernel)):
+    if isinstance(kernel, Variant) and (reason := _why_not_paired(counts, kernel) or _why_serial(counts, kernel)):
         return reason
     for name in ("STL", "LDL"):
         if counts[name]:
@@ -84,6 +87,14 @@ def _why_not_paired(counts: dict[str, int], variant: Variant) -> str | None:
         for name in (mma_opcode(variant), "UTCBAR", *loads):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
+    return None
+
+
+def _why_serial(counts: dict[str, int], variant: Variant) -> str | None:
+    """ptxas waits for every single wgmma where it cannot prove that nobody touches its registers meanwhile."""
+    opcode, wait = mma_opcode(variant), "WARPGROUP.DEPBAR"
+    if family(variant.target) == "hopper" and counts[wait] >= counts[opcode]:
+        return f"wgmmas in flight require fewer {wait} than {opcode}, got {counts[wait]} and {counts[opcode]}"
     return None
 
 
@@ -104,6 +115,8 @@ def promised(kernel: Variant | Repack) -> list[str]:
     names = [mma_opcode(kernel), "UTMALDG", "UTMASTG" if kernel.store == "tma" else by_threads]
     if family(kernel.target) == "blackwell":
         names += ["LDTM", "UTCBAR"]
+    if reads_a_from_registers(kernel.a_dtype, kernel.a_major, kernel.target):
+        names.append("LDS")
     if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:
         names.append("UTMALDG.MULTICAST")
     return names

@@ -1,4 +1,4 @@
-"""Static persistent tile order: which output tile a cluster computes in its i-th turn.
+"""Static persistent order: which output tile a cluster computes in its i-th turn, or which piece of one (stream-K).
 
 Plain arithmetic on `+ - * // minimum`, so that the same lines run in a kernel (on Uint32) and in a test (on int).
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+Minimum = Callable[[Any, Any], Any]
 
 
 class TileOrder(NamedTuple):
@@ -22,7 +24,32 @@ class TileOrder(NamedTuple):
     raster_along_n: Any
 
 
-def tile_coordinates(idx: Any, order: TileOrder, minimum: Callable[[Any, Any], Any] = min) -> tuple[Any, Any, Any]:
+class Share(NamedTuple):
+    """Of the stream, whose first tile is `first_tile`, the k tiles from `begin` to `end`: what `cluster` multiplies.
+
+    Of all shares, the first `longer` have `each` + 1 k tiles, the others `each`.
+    """
+
+    first_tile: Any
+    cluster: Any
+    begin: Any
+    end: Any
+    each: Any
+    longer: Any
+
+
+class Piece(NamedTuple):
+    """k tiles `k_first` to `k_first + k_count` of a tile, whose end it has if `is_end`; the `parts` clusters before
+    this one have what comes before. A whole tile is an end without parts."""
+
+    tile_idx: Any
+    k_first: Any
+    k_count: Any
+    is_end: Any
+    parts: Any
+
+
+def tile_coordinates(idx: Any, order: TileOrder, minimum: Minimum = min) -> tuple[Any, Any, Any]:
     """(tile m, tile n, batch) of linear index `idx`, in cluster tiles."""
     tiles_m, tiles_n, raster_group, along_n = order
     tiles = tiles_m * tiles_n
@@ -40,3 +67,35 @@ def tile_coordinates(idx: Any, order: TileOrder, minimum: Callable[[Any, Any], A
     tile_m = along + along_n * (across - along)
     tile_n = across + along_n * (along - across)
     return tile_m, tile_n, batch
+
+
+def share_of(num_tiles: Any, tiles: Any, clusters: Any, cluster: Any, k_tiles: Any, minimum: Minimum = min) -> Share:
+    """`cluster`'s of the last `tiles` of `num_tiles`, which the first `clusters` share."""
+    total = tiles * k_tiles
+    each = total // clusters
+    longer = total - each * clusters
+    begin = minimum(cluster * each + minimum(cluster, longer), total)
+    end = minimum(begin + each + minimum(-minimum(cluster - longer, 0), 1), total)
+    return Share(num_tiles - tiles, cluster, begin, end, each, longer)
+
+
+def num_pieces(share: Share, k_tiles: Any) -> Any:
+    """Tiles that a share has a part of."""
+    return (share.end + (k_tiles - 1)) // k_tiles - share.begin // k_tiles
+
+
+def piece_of(share: Share, i: Any, k_tiles: Any, minimum: Minimum = min) -> Piece:
+    """The `i`-th piece of a share, the last one in the order of k first."""
+    tile = (share.end - 1) // k_tiles - i
+    start = tile * k_tiles
+    k_first = -minimum(start - share.begin, 0)
+    k_end = minimum(share.end - start, k_tiles)
+    parts = minimum(k_first, 1) * (share.cluster - cluster_of(share, start, minimum))
+    return Piece(share.first_tile + tile, k_first, k_end - k_first, k_end == k_tiles, parts)
+
+
+def cluster_of(share: Share, at: Any, minimum: Minimum = min) -> Any:
+    """Whose share the k tile `at` of the stream belongs to."""
+    longer_end = share.longer * (share.each + 1)
+    behind = -minimum(longer_end - at, 0)
+    return minimum(at // (share.each + 1), share.longer) + behind // -minimum(-share.each, -1)

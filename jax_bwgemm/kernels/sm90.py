@@ -16,7 +16,7 @@ result (`defers_store`), a tile is only rounded at its end, and its boxes leave 
 loop: each behind the wgmmas of a stage, which run meanwhile; the rest, after a main loop of fewer stages than boxes,
 behind those of the last. Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and
 waits for no other (`row_store`). What the epilogue reads of a thread's columns (a bias) it loads beside the last wgmmas
-too, when the registers of the held boxes are free: no load is waited for that the wgmmas do not hide. A split tail
+too, when the registers of the held boxes are free: no load is waited for that the wgmmas do not hide. A stream-K
 loads it once the other parts are added, which need those registers; a split along k for each box that it adds.
 
 How two consumers divide the work:
@@ -29,10 +29,11 @@ How two consumers divide the work:
 
 A split along k adds the barriers of `split_k`: once all consumers have read the last stage (`PARTS_BARRIER`) they leave
 their accumulators there; the load warp waits for `drained` after each tile. Every warp passes griddepcontrol.wait
-before it touches global memory; the load warp releases the next kernel when its last load is on its way. A split
-tail adds the flags of `split_tail`, between the last stage of an item and its store.
+before it touches global memory; the load warp releases the next kernel when its last load is on its way. Stream-K
+adds the flags of `stream_k`, between the last stage of a piece and its store.
 
-Here are the kernel, the load role and the main loop; what follows a tile's sums is in `sm90_store`.
+Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
+a tile's sums in `sm90_store`.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ from typing import Any
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import Hints, Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.operands import dsl_box, layout_enum
-from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS, Sm90Store
+from jax_bwgemm.kernels.scheduler import Piece
+from jax_bwgemm.kernels.sm90_registers import Sm90Registers
+from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.split_tail import Item
 from jax_bwgemm.tile import EPILOGUE_STAGES
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
@@ -62,34 +64,10 @@ def multiply_registers(warpgroups: int) -> int:
     return min(240, rest // warpgroups // 8 * 8)
 
 
-class MmaTf32Op(warpgroup.MmaF8Op):
-    """wgmma of k-major TF32, for which the DSL has no class: the one for 8 bits, whose layouts are the same bytes."""
-
-    def __init__(self, shape_mn: tuple[int, int]) -> None:
-        dtypes, majors = (cutlass.TFloat32, cutlass.TFloat32, Float32), (OperandMajorMode.K, OperandMajorMode.K)
-        super().__init__(*dtypes, (*shape_mn, 8), warpgroup.OperandSource.SMEM, *majors)
-
-    def _verify(self) -> None:
-        """The base class would refuse the dtypes."""
-
-
-class Sm90Gemm(Sm90Store):
+class Sm90Gemm(Sm90Registers):
     """One variant. Sizes are run-time parameters."""
 
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
-
-    def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
-        if self.a_dtype is cutlass.TFloat32:
-            return cute.make_tiled_mma(cute.make_mma_atom(MmaTf32Op((64, self.tile.mma_n))), (warpgroups, 1, 1))
-        return sm90.make_trivial_tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            OperandMajorMode.K if self.a_major == "k" else OperandMajorMode.MN,
-            OperandMajorMode.K if self.b_major == "k" else OperandMajorMode.MN,
-            self.acc_dtype,
-            (warpgroups, 1, 1),
-            (64, self.tile.mma_n),
-        )
 
     def smem_layouts(self) -> tuple[Any, Any]:
         """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages)."""
@@ -105,7 +83,8 @@ class Sm90Gemm(Sm90Store):
         c: cute.Tensor,
         sizes: Sizes,
         hints: Hints,
-        tail_parts: Int32,
+        stream_tiles: Int32,
+        stream_clusters: Int32,
         workspace: cute.Pointer,
         token: Int64,
         alpha: Float32,
@@ -135,8 +114,8 @@ class Sm90Gemm(Sm90Store):
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
         if cutlass.const_expr(self.store_kind == "tma"):
             self.tma_boxes["c"] = dsl_box(out)
-        tail_args = (tail_parts, workspace, token) if cutlass.const_expr(tile.split_tail) else ()
-        self.kernel(tma_a, tma_b, out, sizes, hints, tail_args, self.epilogue_args(alpha, bias)).launch(
+        stream_args = (stream_tiles, stream_clusters, workspace, token) if cutlass.const_expr(tile.stream_k) else ()
+        self.kernel(tma_a, tma_b, out, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
             grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
@@ -148,7 +127,7 @@ class Sm90Gemm(Sm90Store):
         out: Any,
         sizes: Sizes,
         hints: Hints,
-        tail_args: tuple[Any, ...],
+        stream_args: tuple[Any, ...],
         args: tuple[Any, ...],
     ) -> None:
         tile = self.tile
@@ -186,7 +165,7 @@ class Sm90Gemm(Sm90Store):
                 with cute.arch.elect_one():
                     split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
-        walk = self.walk(sizes, tail_args)
+        walk = self.walk(sizes, stream_args)
         mA, mB, mC = self.coordinate_tensors(sizes)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
@@ -246,7 +225,12 @@ class Sm90Gemm(Sm90Store):
         group = self.store_group(tidx)
         mma = self.tiled_mma(self.side_by_side)
         thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
-        fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
+        if cutlass.const_expr(self.a_in_registers):
+            main_loop = self.main_loop_from_registers
+            fA = self.fragment_sources(sA, group)
+        else:
+            main_loop = self.main_loop
+            fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
         fB = mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stage)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), self.acc_dtype)
         outlet = self.outlet(out, mC, sC, self.tiled_mma(1), group)
@@ -265,7 +249,7 @@ class Sm90Gemm(Sm90Store):
             if cutlass.const_expr(tile.cluster_k > 1):
                 at = self.first_box(walk, item, group)
                 if walk.k_count > 0:
-                    read, last, at, box = self.main_loop(
+                    read, last, at, box = main_loop(
                         acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                     )
                     warpgroup.wait_group(0)
@@ -277,7 +261,7 @@ class Sm90Gemm(Sm90Store):
                 if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
                     if idx != walk.first:
                         cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
-                read, last, at, box = self.main_loop(
+                read, last, at, box = main_loop(
                     acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                 )
                 if cutlass.const_expr(tile.pingpong):
@@ -288,11 +272,11 @@ class Sm90Gemm(Sm90Store):
                 if cutlass.const_expr(self.defers_store):
                     self.store_rest(held, outlet, held_at, box, group, sizes)
                     box = Int32(self.boxes)
-                early = cutlass.const_expr(not tile.split_tail)  # else the parts that are added take the registers
+                early = cutlass.const_expr(not tile.stream_k)  # else the parts that are added take the registers
                 loaded = self.load_tile(at, group, sizes, args) if early else ()
                 warpgroup.wait_group(0)
                 ab.consumer_release(last)
-                if item.part < item.last:
+                if not item.is_end:
                     self.leave_part(acc, group, tidx, walk)
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
@@ -320,7 +304,7 @@ class Sm90Gemm(Sm90Store):
         box: Int32,
         outlet: Outlet,
         walk: Walk,
-        item: Item,
+        item: Piece,
         group: StoreGroup,
         sizes: Sizes,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32], Int32]:

@@ -2,8 +2,8 @@
 
 A consumer warpgroup's way from its accumulators to its own rows of the result, box by box: epilogue, rounding, and
 publish (`gemm.Gemm.publish`), at once or, where the store is deferred, from the registers that hold what was rounded.
-In a split along k it first leaves its boxes where the other CTAs add them (`split_k`), in a split tail those of all
-parts but the last (`split_tail`).
+In a split along k it first leaves its boxes where the other CTAs add them (`split_k`), in a stream-K the sums of a tile
+whose end another cluster has (`stream_k`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.kernels import split_k, split_tail
+from jax_bwgemm.kernels import split_k, stream_k
 from jax_bwgemm.kernels.epilogue import Run, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
+from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.split_tail import Item, Tail
-from jax_bwgemm.tile import defers_store
+from jax_bwgemm.kernels.stream_k import Stream
+from jax_bwgemm.tile import defers_store, reads_a_from_registers
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -39,6 +40,7 @@ class Sm90Store(Gemm):
         self.warpgroups = tile.num_consumer_warpgroups
         self.consumers = self.warpgroups * WARPGROUP_THREADS
         self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
+        self.a_in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
         self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
@@ -131,30 +133,32 @@ class Sm90Store(Gemm):
 
     @cute.jit
     def leave_part(self, acc: cute.Tensor, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
-        """A part of a tile of the tail that is not the last one: to the workspace."""
-        if cutlass.const_expr(self.tile.split_tail):
-            slot = self.slot(walk, walk.first)
-            split_tail.leave_part(
-                self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
+        """A piece of a tile whose end it does not have: to the workspace."""
+        if cutlass.const_expr(self.tile.stream_k):
+            slot = self.slot(walk, self.stream(walk).share.cluster)
+            stream_k.leave_part(
+                self.stream(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
             )
 
     @cute.jit
-    def add_parts(self, acc: cute.Tensor, item: Item, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
-        """The last part: `acc` += the others', in the order of k."""
-        if cutlass.const_expr(self.tile.split_tail):
-            for part in cutlass.range(item.last, unroll=1):
-                slot = self.slot(walk, walk.first - (item.last - part) * self.tail(walk).tiles)
-                split_tail.add_part(
-                    self.tail(walk), cute.coalesce(acc), slot, tidx, group, self.warpgroups, self.consumers
-                )
+    def add_parts(self, acc: cute.Tensor, piece: Piece, group: StoreGroup, tidx: Int32, walk: Walk) -> None:
+        """The end of a tile that others have begun: `acc` += their parts, in the order of k."""
+        if cutlass.const_expr(self.tile.stream_k):  # noqa: SIM102 (a compile-time condition stands alone)
+            if piece.parts > 0:
+                first = self.slot(walk, self.stream(walk).share.cluster - piece.parts)
+                step = self.tile.cluster_ctas
+                stream_k.add_parts(
+                    self.stream(walk), cute.coalesce(acc), first, step, piece.parts, tidx, group, self.warpgroups,
+                    self.consumers,
+                )  # fmt: skip
 
-    def tail(self, walk: Walk) -> Tail:
-        assert walk.tail is not None  # the tile splits it
-        return walk.tail
+    def stream(self, walk: Walk) -> Stream:
+        assert walk.stream is not None  # the tile has one
+        return walk.stream
 
-    def slot(self, walk: Walk, cluster: Uint32) -> Int32:
+    def slot(self, walk: Walk, cluster: Int32) -> Int32:
         """Of the workspace: that of the CTA at this one's place in a cluster."""
-        return Int32(cluster) * self.tile.cluster_ctas + walk.y * self.tile.cluster_m + walk.x
+        return cluster * self.tile.cluster_ctas + walk.y * self.tile.cluster_m + walk.x
 
     @cute.jit
     def finish_box(
@@ -202,8 +206,17 @@ class Sm90Store(Gemm):
             cute.make_tiled_copy_C_atom(stmatrix, mma),
         )
         own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        Rs = r2s.get_slice(group.tidx).partition_D(own)  # (R2S, R2S_M, R2S_N, stage)
+        rows = cute.composition(own, (self.slab_rows, None, None))
+        Rs = r2s.get_slice(group.tidx).partition_D(rows)  # (R2S, R2S_M, R2S_N, stage)
         return Outlet(r2s, Rs, own, out, mC)
+
+    @property
+    def slab_rows(self) -> cute.Layout:
+        """Row of a wgmma -> row of the slab that it multiplies. In order, unless A's loads want another one
+        (`sm90_registers`) and the store can follow: `row_store` and the transposing stmatrix take 8 rows at a time."""
+        if not self.a_in_registers or self.by_rows or (self.c_major == "m" and self.out_dtype.width < 32):
+            return cute.make_layout(64)
+        return cute.make_layout((4, 2, 2, 2, 2), stride=(1, 16, 4, 8, 32))
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
@@ -218,7 +231,7 @@ class Sm90Store(Gemm):
             values[i] = flat[box * count + i]
         return values
 
-    def first_box(self, walk: Walk, item: Item, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
+    def first_box(self, walk: Walk, item: Piece, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) in boxes of a warpgroup's first box of a tile; the shuffles keep it where it is called."""
         m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, item.tile_idx))
         slabs = self.tile.cta_m // self.store_rows

@@ -72,7 +72,7 @@ def _params(variant: Variant) -> tuple[Param, ...]:
     absent = {"c" if variant.store == "tma" else "tma_c"}
     steps = {"alpha": "scale", "bias": "bias", "tma_r": "residual"}
     absent |= {kind for kind, step in steps.items() if step not in variant.epilogue}
-    absent |= set() if variant.tile.split_tail else {"tail_parts", "workspace", "token"}
+    absent |= set() if variant.tile.stream_k else {"stream_tiles", "stream_clusters", "workspace", "token"}
     sizes = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
     sizes |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)
     params, end = [], 0

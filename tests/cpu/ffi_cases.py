@@ -8,7 +8,7 @@ from jax_bwgemm.problem import DTYPE_BYTES
 KINDS = ffi.param_kinds() if ffi.status() is None else ()
 KIND_SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
 KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
-TAIL = ("tail_parts", "workspace", "token")
+STREAM_K = ("stream_tiles", "stream_clusters", "workspace", "token")
 FLAG_BYTES, CLUSTER_BYTES = 4096, 2 * 128 * 256 * 4  # of a workspace; the latter: two CTAs' float32
 
 
@@ -24,12 +24,12 @@ def lay_out(kinds: tuple[str, ...]) -> tuple[list[tuple[str, int, int]], int]:
 
 
 def kinds_of(
-    has_bias: bool = False, store: str = "tma", has_residual: bool = False, splits_tail: bool = False
+    has_bias: bool = False, store: str = "tma", has_residual: bool = False, streams: bool = False
 ) -> tuple[str, ...]:
     """The leaves of a kernel in the library's order."""
     absent = {"c" if store == "tma" else "tma_c"} | (set() if has_bias else {"bias"})
     absent |= set() if has_residual else {"tma_r"}
-    absent |= set() if splits_tail else set(TAIL)
+    absent |= set() if streams else set(STREAM_K)
     return tuple(kind for kind in KINDS if kind not in absent)
 
 
@@ -59,7 +59,7 @@ def request(
     **fields: Any,
 ) -> ffi.LaunchRequest:
     """A Hopper tile 128x256, clusters of 2x1 that share B: each CTA loads 128 rows of 128 bytes of it. With a workspace
-    it splits its tail."""
+    it is a stream-K."""
     leaves, param_bytes = lay_out(kinds or kinds_of(has_bias, store, has_residual, workspace_bytes > 0))
     out = ffi.Buffer.of(dtypes[2], (batch, m, n) if c_major == "n" else (batch, n, m))
     defaults = dict(cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import sys
 import time
 import types
@@ -212,15 +213,20 @@ def test_ours_fuses_what_matmul_takes(
     assert calls == [taken] * (2 if epilogue == "swiglu" else 1)
 
 
-@pytest.mark.parametrize(("dtype", "num_kernels"), [("bfloat16", 1), ("float32", 0)])
-def test_our_kernels_are_seen_in_the_lowered_program(dtype: str, num_kernels: int, artifacts_dir: Path) -> None:
-    case = Case(512, 1024, 256, dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "kernels"),
+    [("bfloat16", "", ["bf16_bf16_bf16_knn"]), ("float32", "", ["f32_f32_f32_mkm"]), ("int8", "int32", [])],
+)
+def test_our_kernels_are_seen_in_the_lowered_program(
+    dtype: str, out_dtype: str, kernels: list[str], artifacts_dir: Path
+) -> None:
+    case = Case(512, 1024, 256, dtype=dtype, out_dtype=out_dtype)
     operands = [{name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}] * 2
     with jax_bwgemm.config(device="h200"):
         traced = jax.jit(programs._each(products.ours(case, "ignore"))).trace(operands)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     found = programs.variants(text)
-    assert len(found) == num_kernels and all(name.startswith("sm_90a_bf16_bf16_bf16_knn_") for name in found)
+    assert [re.match(r"sm_90a_(\w+?_[kmn]{3})_", name)[1] for name in found] == kernels  # type: ignore[index]
 
 
 def test_copies_of_operands_differ() -> None:

@@ -35,6 +35,9 @@ def variant(target: str = "sm_90a", tile: Tile = HOPPER, store: str = "tma") -> 
     return Variant(target, *["bfloat16"] * 3, "k", "n", tile, store=store)
 
 
+TF32 = Variant("sm_90a", *["float32"] * 3, "m", "k", dataclasses.replace(HOPPER, k_tile=32), c_major="m")
+
+
 @dataclasses.dataclass(frozen=True)
 class FakeCompiled:
     """The fields of kernels.compile.Compiled, which cannot be imported without the DSL."""
@@ -93,6 +96,8 @@ def test_refused_by_the_cubin(compiled: dict[str, Any], facts: dict[str, Any], s
         (variant(), [o for o in HOPPER_SASS if "HGMMA" not in o], "requires HGMMA instructions, got none"),
         (variant(), [o for o in HOPPER_SASS if "UTMASTG" not in o], "requires UTMASTG instructions, got none"),
         (variant(), [o for o in HOPPER_SASS if "MULTICAST" not in o], "requires UTMALDG.MULTICAST instructions"),
+        (variant(), [*HOPPER_SASS, "WARPGROUP.DEPBAR.LE"], "fewer WARPGROUP.DEPBAR than HGMMA, got 1 and 1"),
+        (TF32, HOPPER_SASS, "requires LDS instructions, got none"),
         (variant(), [*HOPPER_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
         (variant(), [*HOPPER_SASS, "LDL", "LDL.64"], "requires no local memory .* got 2 LDL"),
         (variant(store="threads"), [*HOPPER_SASS, "STG.E.U16"], "requires STG.128 instructions, got none"),

@@ -67,16 +67,16 @@ def test_a_residual(machine: Machine, has_bias: bool) -> None:
     assert machine.execute(call)[0] == INTERNAL
 
 
-def test_a_split_tail(machine: Machine) -> None:
+def test_a_stream_k(machine: Machine) -> None:
     """A second result: its address, and a token of the call's own, the same in every launch of it."""
     size = 4096 + 66 * ffi_cases.CLUSTER_BYTES
-    request = ffi_cases.request(workspace_bytes=size, tail_parts=2)
+    request = ffi_cases.request(workspace_bytes=size, stream_tiles=24, stream_clusters=48)
     tokens = []
     for call in [machine.ready(request) for _ in range(3)]:
         for at in (WORKSPACE, WORKSPACE + 4096):
             assert machine.execute(call, workspace=at) == (OK, "")
-            parts, address, token = struct.unpack_from("<iQQ", bytes(machine.launch().params), 432)
-            assert (parts, address, list(machine.launch().grid)) == (2, at, [2, 1, 48])
+            *stream, address, token = struct.unpack_from("<iiQQ", bytes(machine.launch().params), 432)
+            assert (stream, address, list(machine.launch().grid)) == ([24, 48], at, [2, 1, 48])
             tokens.append(token)
     assert tokens[::2] == tokens[1::2] and len(set(tokens)) == 3
     code, sentence = machine.execute(call, workspace=WORKSPACE + 8)

@@ -34,7 +34,7 @@ ALPHA = 0.75
 ADDRESSES = {
     "a": 0x7F0000001000, "b": 0x7F0010002000, "c": 0x7F0020003000, "bias": 0x7F0030004000, "workspace": 0x7F0040005000,
 }  # fmt: skip
-TAIL = {"tail_parts": 3, "workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
+STREAM = {"stream_tiles": 3, "stream_clusters": 5, "workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
 INTS = {
     "m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0,
     "raster_group": 5, "raster_along_n": 1,
@@ -54,7 +54,8 @@ VARIANTS = [
     Variant("sm_90a", F16, F16, F32, "m", "k", Tile(64, 128)),
     Variant("sm_90a", BF16, BF16, F16, "m", "n", Tile(128, 128, cluster_n=2), "bias"),
     Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 128), store="threads"),
-    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2, split_tail=True), "scale_bias"),
+    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2, stream_k=True), "scale_bias"),
+    Variant("sm_90a", F32, F32, F32, "m", "k", Tile(128, 128, 32, cluster_n=2), c_major="m"),
     Variant("sm_100a", BF16, BF16, BF16, "k", "k", Tile(128, 256), "scale"),
     Variant("sm_100a", F16, F16, F32, "m", "n", PAIR, "scale_bias"),
     Variant("sm_100a", BF16, BF16, F32, "k", "n", Tile(128, 128), "scale_bias", store="threads"),
@@ -73,7 +74,7 @@ class _Tensor(ctypes.Structure):
 
 def _params(variant: Variant) -> list[tuple[str, int]]:
     kinds = ["tma_a", "tma_b", "tma_c" if variant.store == "tma" else "c", *INTS, *POLICIES]
-    kinds += TAIL if variant.tile.split_tail else ()
+    kinds += STREAM if variant.tile.stream_k else ()
     kinds += [kind for kind, step in (("alpha", "scale"), ("bias", "bias")) if step in variant.epilogue]
     return [(kind, SIZES.get(kind, 4)) for kind in kinds]
 
@@ -108,14 +109,15 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
         shape = (ctypes.c_int32 * 3)(first, second, batch)
         return _Tensor(ADDRESSES[name], shape, (ctypes.c_int64 * 2)(pitch, first * second))
 
-    tail = ctypes.c_int32(TAIL["tail_parts"]), ctypes.c_uint64(TAIL["workspace"]), ctypes.c_int64(TAIL["token"])
+    counts = ctypes.c_int32(STREAM["stream_tiles"]), ctypes.c_int32(STREAM["stream_clusters"])
+    stream = *counts, ctypes.c_uint64(STREAM["workspace"]), ctypes.c_int64(STREAM["token"])
     arguments = [
         tensor("a", M, K, BATCH, variant.a_major == "k"),
         tensor("b", N, K, 1, variant.b_major == "k"),
         tensor("c", M, N, BATCH, variant.c_major == "n"),
         *(ctypes.c_int32(value) for value in INTS.values()),
         *(ctypes.c_int64(value) for value in POLICIES.values()),
-        *(tail if family(variant.target) == "hopper" else ()),  # also where the kernel takes none of it
+        *(stream if family(variant.target) == "hopper" else ()),  # also where the kernel takes none of it
         ctypes.c_float(ALPHA),
         ctypes.c_uint64(ADDRESSES["bias"]),
         ctypes.c_int32(0),
@@ -141,7 +143,7 @@ def _our_plan(variant: Variant) -> ffi.LaunchPlan:
         b=ffi.Buffer.of(variant.b_dtype, b_shape),
         out=ffi.Buffer.of(variant.out_dtype, (BATCH, M, N) if variant.c_major == "n" else (BATCH, N, M)),
         bias=ffi.Buffer.of(variant.out_dtype, (N,)) if "bias" in variant.epilogue else ffi.Buffer.none(),
-        workspace=ffi.Buffer.of("uint8", (workspace_bytes(tile, 64),)) if tile.split_tail else ffi.Buffer.none(),
+        workspace=ffi.Buffer.of("uint8", (workspace_bytes(tile, 64),)) if tile.stream_k else ffi.Buffer.none(),
         **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
         **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
         num_threads=num_threads(tile, variant.target),
@@ -151,8 +153,9 @@ def _our_plan(variant: Variant) -> ffi.LaunchPlan:
         a_l2=ffi.L2_CODES["evict_last"],
         b_l2=ffi.L2_CODES["evict_first"],
         alpha=ALPHA,
-        tail_parts=TAIL["tail_parts"],
-        token=TAIL["token"],
+        stream_tiles=STREAM["stream_tiles"],
+        stream_clusters=STREAM["stream_clusters"],
+        token=STREAM["token"],
         param_bytes=offset,
         num_params=len(params),
         max_active_clusters=64,

@@ -75,7 +75,7 @@ def test_swap_split_and_hints_in_the_callers_terms():
 
 def test_what_does_not_apply_is_not_said():
     text = explained(Problem(8192, 8192, 8192), H200, (BEST_H200, Tile(128, 128)))
-    assert [line(text, what) for what in ("swap", "split", "tail", "pad")] == [None] * 4
+    assert [line(text, what) for what in ("swap", "split", "stream", "pad")] == [None] * 4
     assert "a normal, b normal" in line(text, "L2")
     assert "TMA, box after box" in line(text, "store")
 
@@ -88,14 +88,14 @@ def test_large_clusters_lose_ties_and_it_says_so():
     assert "as fast as 256x256x64_cta2_cluster4x2 within the model's error, whose clusters may" in line(text, "tile")
 
 
-def test_a_split_tail_is_explained_by_its_numbers():
+def test_a_stream_k_is_explained_by_its_numbers():
     """20 * 20 tiles of 256x256 on 66 clusters leave 4; two CTAs a cluster, 128x256 float32 each, and the flags."""
-    tail = dataclasses.replace(BEST_H200, split_tail=True)
-    text = line(explained(Problem(5000, 5000, 5000), H200, (tail,)), "tail")
-    assert "the last 4 cluster tiles, fewer than the 66 clusters, are divided into 4 parts along k" in text
+    tile = dataclasses.replace(BEST_H200, stream_k=True)
+    text = line(explained(Problem(5000, 5000, 5000), H200, (tile,)), "stream")
+    assert "the last 70 of 400 cluster tiles are divided along k between 66 of 66 clusters" in text
     assert "which meet in 17.3 MB of workspace, in the order of k" in text
-    whole = line(explained(Problem(8192, 8192, 8192), H200, (tail,)), "tail")
-    assert whole == "  tail:  the last 34 cluster tiles are not divided along k: no parts are predicted to gain"
+    whole = line(explained(Problem(4096, 4096, 4096), H200, (tile,)), "stream")
+    assert whole == "  stream: none of the 256 cluster tiles is divided along k: no parts are predicted to gain"
 
 
 def test_unaligned_operands_and_result():
@@ -118,8 +118,8 @@ def test_a_missing_cubin(artifacts_dir, monkeypatch):
     from jax_bwgemm import artifacts
 
     find = artifacts.find
-    alike = BEST_H200, Tile(256, 128, cluster_n=2)  # two tiles that are predicted alike, and so with a split tail
-    gone = {dataclasses.replace(tile, split_tail=split) for tile in alike for split in (False, True)}
+    alike = BEST_H200, Tile(256, 128, cluster_n=2)  # two tiles that are predicted alike, and so as a stream-K
+    gone = {dataclasses.replace(tile, stream_k=split) for tile in alike for split in (False, True)}
     monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile in gone else find(v))
     text = str(jax_bwgemm.explain(X, X, device="h200"))
     assert "cubin not available" in text
@@ -146,7 +146,8 @@ def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir):
 
 def test_other_reasons(artifacts_dir):
     f32, int32 = (jax.ShapeDtypeStruct((8, 8), dtype) for dtype in (jnp.float32, jnp.int32))
-    assert "sm_90a requires both operands k-major for float32" in str(jax_bwgemm.explain(f32, f32, device="h200"))
+    fp8 = jax.ShapeDtypeStruct((8, 8), jnp.float8_e4m3fn)
+    assert "sm_90a requires both operands k-major for float8" in str(jax_bwgemm.explain(fp8, fp8, device="h200"))
     assert "operands require two of float8_e4m3fn" in str(jax_bwgemm.explain(int32, int32, device="h200"))
     exact = str(jax_bwgemm.explain(f32, f32, device="b200", precision="highest"))
     assert "runs XLA's dot_general, because" in exact and "precision" in exact

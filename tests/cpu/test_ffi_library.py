@@ -19,7 +19,7 @@ ATTRIBUTES: dict[str, Any] = dict(
     variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64, a_major="k", b_major="n", c_major="n",
     **{name: np.int32(value) for name, value in dict(
         cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448,
-        raster_group=8, raster_along_n=0, a_l2=2, b_l2=1, tail_parts=1, pdl=1, param_bytes=384,
+        raster_group=8, raster_along_n=0, a_l2=2, b_l2=1, stream_tiles=0, stream_clusters=1, pdl=1, param_bytes=384,
     ).items()},
     alpha=np.float32(1), a_box=np.array([64, 128, 1], np.int32), b_box=np.array([64, 128, 1], np.int32),
     c_box=np.array([64, 64, 1], np.int32), swizzle_bytes=np.array([128] * 3, np.int32),

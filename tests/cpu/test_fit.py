@@ -36,7 +36,7 @@ def other_constants() -> fit.Values:
     """Exchanges that take much longer, and half of the L2 cache's rate."""
     changed = {
         ("EXCHANGE_CYCLES", 0): 15000.0,
-        ("TAIL_CYCLES", None): 15000.0,
+        ("STREAM_CYCLES", None): 15000.0,
         ("l2_read_bytes_per_clk", fit.Arch): 29.0,
     }
     now = fit.current(H200)

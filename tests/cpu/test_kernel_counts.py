@@ -180,8 +180,16 @@ def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) 
 def test_load_boxes_of_other_dtypes() -> None:
     assert tiles.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
     assert tiles.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
-    assert tiles.swizzle_atom_bytes("float32", "n") == 32
-    assert {tiles.swizzle_atom_bytes(*x) for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))} == {16}
+    assert tiles.swizzle_atom_bytes("float32", "n", "sm_100a") == 32
+    others = [("float32", "m", "sm_90a")]
+    others += [(*x, "sm_100a") for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))]
+    assert {tiles.swizzle_atom_bytes(*x) for x in others} == {16}
+
+
+def test_only_hoppers_m_major_tf32_comes_from_registers() -> None:
+    assert tiles.reads_a_from_registers("float32", "m", "sm_90a")
+    others = (("float32", "k", "sm_90a"), ("float32", "m", "sm_100a"), ("bfloat16", "m", "sm_90a"))
+    assert not any(tiles.reads_a_from_registers(*x) for x in others)
 
 
 @pytest.mark.parametrize("tile", [Tile(128, 256), DUAL, SPLIT, Tile(64, 256, pingpong=True)], ids=str)
@@ -200,7 +208,7 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
         (Tile(256, 128), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "int32", "tma", "sm_90a", False),
-        (Tile(128, 256, split_tail=True), "bfloat16", "tma", "sm_90a", True),
+        (Tile(128, 256, stream_k=True), "bfloat16", "tma", "sm_90a", True),
         (Tile(128, 128), "bfloat16", "threads", "sm_90a", False),
         (Tile(128, 128, pingpong=True), "bfloat16", "tma", "sm_90a", False),
         (Tile(128, 128, cluster_k=2), "bfloat16", "tma", "sm_90a", False),

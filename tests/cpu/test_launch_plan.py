@@ -85,7 +85,7 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
 def test_the_longest_list_of_parameters_fits() -> None:
     request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
     plan = ffi.launch_plan(request)
-    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (19, 600, 592)
+    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (20, 600, 592)
     assert _leaf(plan, request, "alpha") == struct.pack("<f", 0.5)
 
 
@@ -268,31 +268,32 @@ def test_against_independent_formulas(
 
 
 @pytest.mark.parametrize(
-    ("tail_parts", "max_clusters", "room", "clusters"),
+    ("stream", "max_clusters", "room", "clusters"),
     [
-        (1, 66, 66, 24),  # 24 tiles fill a part of a wave
-        (2, 66, 66, 48),  # as many clusters as there are parts of them,
-        (3, 66, 66, 66),  # at most those that the device holds
-        (3, 66, 30, 30),  # and the workspace has room for
-        (3, 10, 66, 10),  # two waves and 4 tiles
-        (9, 1000, 1000, 128),  # 4096 bytes hold the flags of 256 CTAs
-        (65535, 66, 1, 1),
+        ((0, 66), 66, 66, 24),  # 24 tiles fill a part of a wave
+        ((24, 48), 66, 66, 48),  # as many clusters as share them,
+        ((24, 72), 66, 66, 66),  # at most those that the device holds
+        ((24, 72), 66, 30, 30),  # and the workspace has room for
+        ((4, 10), 66, 66, 24),  # no fewer than there are tiles,
+        ((4, 10), 10, 66, 10),  # or two waves and 4 tiles
+        ((24, 1000), 1000, 1000, 128),  # 4096 bytes hold the flags of 256 CTAs
+        ((2**31 - 1, 65535), 66, 1, 1),
     ],
 )
-def test_grid_of_a_split_tail(tail_parts: int, max_clusters: int, room: int, clusters: int) -> None:
+def test_grid_of_a_stream_k(stream: tuple[int, int], max_clusters: int, room: int, clusters: int) -> None:
     for spare in (0, CLUSTER_BYTES - 1):
         size = FLAG_BYTES + room * CLUSTER_BYTES + spare
-        request = ffi_cases.request(workspace_bytes=size, tail_parts=tail_parts)
+        request = ffi_cases.request(workspace_bytes=size, stream_tiles=stream[0], stream_clusters=stream[1])
         request.max_active_clusters = max_clusters
         plan = ffi.launch_plan(request)
         assert (list(plan.grid), plan.num_cluster_tiles) == ([2, 1, clusters], 24)
 
 
-def test_a_split_tail_needs_its_parameters() -> None:
-    # 3 descriptors, 8 sizes of 4 bytes, 2 policies; the parts, padding, the workspace's address, the token; alpha
-    request = ffi_cases.request(workspace_bytes=2**24, tail_parts=7, token=0xFEDCBA9876543210)
+def test_a_stream_k_needs_its_parameters() -> None:
+    # 3 descriptors, 8 sizes of 4 bytes, 2 policies; tiles, clusters, the workspace's address, the token; alpha
+    request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)
     plan = ffi.launch_plan(request)
     assert (plan.workspace_offset, plan.param_bytes) == (440, 460)
-    assert plan.param_block[432:456] == struct.pack("<i4xQQ", 7, 0, 0xFEDCBA9876543210)
-    plain = ffi.launch_plan(ffi_cases.request(tail_parts=7))
+    assert plan.param_block[432:456] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
+    plain = ffi.launch_plan(ffi_cases.request(stream_tiles=7, stream_clusters=66))
     assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 436, [2, 1, 24])

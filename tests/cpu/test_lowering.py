@@ -42,7 +42,8 @@ def test_attributes(artifacts_dir):
         "raster_along_n": "1 : i32",
         "a_l2": "0 : i32",
         "b_l2": "0 : i32",
-        "tail_parts": "1 : i32",
+        "stream_tiles": "0 : i32",
+        "stream_clusters": "1 : i32",
         "pdl": "1 : i32",
         "param_bytes": f"{entry.param_bytes} : i32",
         "alpha": "1.000000e+00 : f32",
@@ -57,29 +58,31 @@ def test_attributes(artifacts_dir):
     assert call["types"] == "(tensor<1x512x256xbf16>, tensor<1x256x1024xbf16>) -> tensor<1x512x1024xf32>"
 
 
-def test_a_split_tail_has_a_second_result(artifacts_dir):
-    """2 x 4 tiles of 256x256 and 66 clusters of two CTAs; of 128 k tiles each gets 4 parts, one a cluster."""
-    tail = "128x256x64_cta1_cluster2x1_tail"
+def test_a_stream_k_has_a_second_result(artifacts_dir):
+    """2 x 4 tiles of 256x256 and 66 clusters of two CTAs, all of which share 8 * 128 k tiles."""
+    tile = "128x256x64_cta1_cluster2x1_streamk"
     x, w = struct(512, 8192), struct(8192, 1024)
-    text = hlo(lambda a, b: matmul(a, b, tile=tail), x, w)
+    text = hlo(lambda a, b: matmul(a, b, tile=tile), x, w)
     (call,) = calls(text)
     result = "tensor<1x512x1024xbf16>"
     assert call["types"].endswith(f" -> ({result}, tensor<{4096 + 66 * 2 * 128 * 256 * 4}xui8>)")
-    assert (call["tail_parts"], call["pdl"]) == ("4 : i32", "0 : i32")
-    entry = fake_entry(Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile.from_str(tail)))
+    assert (call["stream_tiles"], call["pdl"]) == ("8 : i32", "0 : i32")
+    assert 8 < int(call["stream_clusters"].split()[0]) <= 66
+    entry = fake_entry(Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile.from_str(tile)))
     kinds = [PARAM_KINDS[int(kind)] for kind in re.findall(r"\d+", call["params"].removeprefix("dense"))[::3]]
-    assert kinds == [p.kind for p in entry.params] and kinds[-3:] == ["tail_parts", "workspace", "token"]
+    assert kinds == [p.kind for p in entry.params]
+    assert kinds[-4:] == ["stream_tiles", "stream_clusters", "workspace", "token"]
     assert text.count("ui8") == 1 and re.search(r"-> \(tensor<512x1024xbf16>", text)
-    short = calls(hlo(lambda a, b: matmul(a, b, tile=tail), X, W))[0]
-    assert (short["tail_parts"], short["pdl"]) == ("1 : i32", "1 : i32")
+    short = calls(hlo(lambda a, b: matmul(a, b, tile=tile), X, W))[0]
+    assert (short["stream_tiles"], short["pdl"]) == ("0 : i32", "1 : i32")
 
 
-def test_a_weight_gradient_may_split_its_tail(artifacts_dir):
+def test_a_weight_gradient_may_share_tiles(artifacts_dir):
     x, w = struct(65536, 1024), struct(1024, 1024)
     text = hlo(lambda x, w, ct: jax.vjp(matmul, x, w)[1](ct), x, w, x)
     of_x, of_w = sorted(calls(text), key=lambda call: call["a_major"])
     assert (of_x["a_major"], of_x["types"].count("ui8")) == ("k", 0)
-    assert (of_w["a_major"], of_w["types"].count("ui8"), of_w["tail_parts"]) == ("m", 1, "4 : i32")
+    assert (of_w["a_major"], of_w["types"].count("ui8"), of_w["stream_tiles"]) == ("m", 1, "16 : i32")
 
 
 def test_epilogue_and_bias_operand(artifacts_dir):

@@ -72,6 +72,8 @@ PROBLEMS = {
     "batch8": batched(8, 1024, 1024, 1024),
     "batch128": batched(128, 512, 512, 128),
     "tf32": changed(**TF32),
+    "tf32_wgrad": changed(a_major="m", b_major="k", **TF32),
+    "tf32_bias": changed(epilogue=Epilogue(1.0, True), **TF32),
     "fp8": dataclasses.replace(LARGE, **FP8),
     "int8": dataclasses.replace(LARGE, **INT8),
 }
@@ -87,7 +89,7 @@ def test_plan_is_legal_above_the_roofline_and_repeatable(name, arch):
     problem = PROBLEMS[name]
     chosen = planned(problem, arch)
     assert chosen == planned(problem, arch)
-    assert (chosen.tile is None) == (name == "tf32" and arch is H200)
+    assert (chosen.tile is None) == (name == "tf32_bias" and arch is H200)
     for candidate in chosen.candidates:
         assert candidate.problem == (problem.transposed if candidate.swapped else problem)
         assert candidate.tile.k_tile == k_tile(problem.a_dtype)
@@ -132,7 +134,9 @@ CHOICES = {
     "wgrad_f32": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
     "batch8": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
     "batch128": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "tf32": ("None", "256x256x32_cta2_cluster2x1"),
+    "tf32": ("128x256x32_cta1_cluster2x1 swapped", "256x256x32_cta2_cluster2x1"),
+    "tf32_wgrad": ("128x256x32_cta1_cluster2x1", "256x256x32_cta2_cluster2x1"),
+    "tf32_bias": ("None", "256x256x32_cta2_cluster2x1"),
     "fp8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
     "int8": ("128x192x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
 }
@@ -227,8 +231,19 @@ def test_ties_go_to_the_tile_that_reads_less():
 
 def test_no_candidate():
     assert plan(PROBLEM, H200, missing=lambda v: "no cubin").reason == "no cubin"
-    assert plan(changed(**TF32), H200).reason.startswith("sm_90a requires both operands k-major for float32")
-    assert plan(changed(**TF32), H200).variant is None
+    biased = changed(epilogue=Epilogue(1.0, True), **TF32)
+    assert plan(biased, H200).reason.startswith("sm_90a requires a k-major b for float32")
+    assert plan(biased, H200).variant is None
+
+
+@pytest.mark.parametrize("majors, swapped", [("kn", {True}), ("mk", {False}), ("kk", {False}), ("mn", {False})])
+def test_hopper_computes_an_n_major_tf32_product_as_its_transpose(majors, swapped):
+    problem = changed(a_major=majors[0], b_major=majors[1], **TF32)
+    assert {c.swapped for c in candidates(problem, H200)} == swapped
+    assert (plan(problem, H200).tile is None) == (majors == "mn")
+    few_rows = dataclasses.replace(problem, m=8)
+    assert {c.swapped for c in candidates(few_rows, H200)} == swapped | {True}
+    assert {c.swapped for c in candidates(problem, B200)} == {False}
 
 
 @pytest.mark.parametrize("m, n", [(64, 65536), (65536, 64), (8192, 8192), (1, 8), (300, 300)])

@@ -61,7 +61,7 @@ def test_its_own_tiles_and_no_others() -> None:
         (Tile(128, 128, 128), ASKED, H200, "promoted sums require a tile with `promoted`, got 4096x"),
         (dataclasses.replace(TILE, mma_n=256), ASKED, H200, "an accumulator requires at most 64 registers"),
         (dataclasses.replace(TILE, cluster_k=2), ASKED, H200, "`promoted` requires no ping-pong and no split along k"),
-        (dataclasses.replace(TILE, split_tail=True), ASKED, H200, "`promoted` requires no ping-pong and no split"),
+        (dataclasses.replace(TILE, stream_k=True), ASKED, H200, "`promoted` requires no ping-pong and no split"),
         (TILE, ASKED, B200, "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32"),
         (dataclasses.replace(TILE, k_tile=64), Problem(64, 64, 64, promoted=True), H200, "`promoted` requires float8"),
     ],

@@ -75,7 +75,7 @@ def run_matmul(
     raster_group: int = 8,
     raster_along_n: int = 0,
     schedule: Schedule | None = None,
-    tail_parts: int = 1,
+    stream: tuple[int, int] = (0, 1),
     workspace: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
@@ -109,10 +109,11 @@ def run_matmul(
     }
     tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
     clusters = min(tiles, max_clusters or tiles)
-    if tile.split_tail:
+    if tile.stream_k:
         clusters = max_clusters or tiles
         space = poisoned_workspace(tile, clusters) if workspace is None else workspace
-        values |= {"tail_parts": tail_parts, "workspace": memory.register(space, "workspace"), "token": TOKEN}
+        values |= dict(zip(("stream_tiles", "stream_clusters"), stream, strict=True))
+        values |= {"workspace": memory.register(space, "workspace"), "token": TOKEN}
     if bias is not None:
         values["bias"] = memory.register(bias, "bias")
     launch = Launch(

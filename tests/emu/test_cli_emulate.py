@@ -100,6 +100,7 @@ def test_trace_and_timeline(capsys: Output, tmp_path: pathlib.Path) -> None:
         ("--shape 5x5", "`--shape` requires the form [BATCH*]MxNxK, got '5x5'"),
         ("--seeds 0", "`--seeds` requires at least 1, got 0"),
         ("--arch sm_90a --cta-group 2", "`--cta-group` requires 1 with sm_90a, got 2"),
+        ("--arch sm_90a --cta-group 1 --dtype f32", "requires a k-major b for float32"),
         (f"--cta-group 1 --tile {PAIR.tile}", f"`--cta-group` requires 2 with the tile {PAIR.tile}, got 1"),
         ("--tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("--arch sm_90a --device b200", "`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"),

@@ -122,3 +122,10 @@ def test_empty_arrivals() -> None:
     assert pipelines.hopper_empty_arrivals(Tile(64, 256)) == 4
     assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=2)) == 16
     assert pipelines.hopper_empty_arrivals(Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True)) == 12
+
+
+def test_who_waits_for_the_last_arrivals() -> None:
+    """A CTA whose stages others free, and one whose stages commits free."""
+    assert not pipelines.arrivals_outlive_readers(Tile(128, 256, cluster_k=2), "sm_90a")
+    assert pipelines.arrivals_outlive_readers(Tile(128, 256, cluster_m=2), "sm_90a")
+    assert pipelines.arrivals_outlive_readers(Tile(128, 256), "sm_100a")

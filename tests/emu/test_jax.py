@@ -61,10 +61,10 @@ def test_jit(target: str, tile: str, dtype: str) -> None:
     assert run.name.startswith(target) and tile in run.name and run.counters.mmas > 0
 
 
-def test_a_split_tail() -> None:
+def test_a_stream_k() -> None:
     """One tile in parts, of a plan's number; the workspace is the callback's."""
     a, b = normal(0, 250, 2048), normal(1, 2048, 128)
-    tile = "128x128x64_cta1_cluster2x1_tail"
+    tile = "128x128x64_cta1_cluster2x1_streamk"
     f = jax.jit(functools.partial(jax_bwgemm.matmul, tile=tile, emulate="sm_90a", on_fallback="error"))
     with emulated.recorded() as runs:
         out = f(a, b).block_until_ready()

@@ -266,3 +266,16 @@ def test_wgmma_rules(old: str, new: str, rule: str) -> None:
         with pytest.raises(Fault) as error:
             run_wgmma("bf16", 32, False, False, 128, schedule, (old, new))
         assert error.value.rule in rule.split(), error.value
+
+
+@pytest.mark.parametrize(
+    ("behind", "rule"),
+    [("wgmma.fence.sync.aligned;", "missing-wgmma-fence"), ("wgmma.commit_group.sync.aligned;", "register-in-flight")],
+)
+def test_wgmma_registers_of_a_are_left_alone(behind: str, rule: str) -> None:
+    """A register of A written between the fence and the wgmma, and before the wgmma is waited for."""
+    for schedule in Schedule.standard()[:2]:
+        with pytest.raises(Fault) as error:
+            doctor = behind, f"{behind} mov.b32 %r61, 0;"
+            run_wgmma("bf16", 32, False, False, 128, schedule, doctor, a_in_registers=True)
+        assert error.value.rule == rule, error.value

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax_bwgemm import artifacts, ffi
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.cost import tail_parts
+from jax_bwgemm.cost import best_stream
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.lowering import attributes, workspace_of
 from jax_bwgemm.plan import Plan, raster
@@ -22,12 +22,12 @@ from jax_bwgemm.tile import TMA_ALIGN_BYTES
 
 def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:
     """A function of a, b and what the epilogue takes, as stored; the result as it is stored. `settings` replace the
-    planner's, such as raster_group=1 or tail_parts=2."""
+    planner's, such as raster_group=1 or stream=Stream(2, 4)."""
     ffi.register(artifacts.artifact_dirs())
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
-    parts = tail_parts(tile, problem, arch)
-    plan = Plan(problem, arch, (), tile, raster_group=group, raster_along_n=along_n, tail_parts=parts)
+    stream = best_stream(tile, problem, arch)
+    plan = Plan(problem, arch, (), tile, raster_group=group, raster_along_n=along_n, stream=stream)
     plan = dataclasses.replace(plan, **settings)
     rows_cols = (problem.m, problem.n) if problem.c_major == "n" else (problem.n, problem.m)
     result = jax.ShapeDtypeStruct((problem.batch, *rows_cols), jnp.dtype(problem.out_dtype))

@@ -1,4 +1,4 @@
-"""Hopper's split tail on a GPU: forced numbers of parts, the same bits launch after launch, workspaces that meet."""
+"""Hopper's stream-K on a GPU: forced streams, the same bits launch after launch, workspaces that meet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pytest
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
+from jax_bwgemm.cost import Stream
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
 from tests.cases import Case, check_case
 from tests.gpu.forced import forced
 from tests.gpu.test_variants import ENTRIES
 
-TAILS = [entry for entry in ENTRIES if entry.variant.tile.split_tail]
+STREAMED = [entry for entry in ENTRIES if entry.variant.tile.stream_k]
 PLAIN = [
-    e for e in TAILS if (e.variant.a_dtype, e.variant.epilogue, e.variant.store) == ("bfloat16", "identity", "tma")
+    e for e in STREAMED if (e.variant.a_dtype, e.variant.epilogue, e.variant.store) == ("bfloat16", "identity", "tma")
 ]
-pytestmark = pytest.mark.skipif(not TAILS, reason="no kernel of this GPU's target splits its tail")
+pytestmark = pytest.mark.skipif(not STREAMED, reason="no kernel of this GPU's target shares tiles")
 
 
 def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int = 1) -> Case:
@@ -42,16 +43,24 @@ def problem_of(case: Case) -> Problem:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", TAILS, ids=lambda e: e.name)
-def test_any_number_of_parts(entry: Entry, arch: Arch) -> None:
-    """Fewer tiles than clusters, and more; parts that are too many for the clusters or the k tiles."""
+@pytest.mark.parametrize("entry", STREAMED, ids=lambda e: e.name)
+def test_any_stream(entry: Entry, arch: Arch) -> None:
+    """Fewer tiles than clusters, and more; equal parts and shares across tiles; more clusters than there are, or than
+    there are k tiles."""
     clusters = arch.max_clusters(entry.variant.tile.cluster_ctas)
-    for seed, (tiles_m, tiles_n, k_tiles, parts) in enumerate(
-        ((1, 1, 24, 2), (1, 3, 24, 7), (2, 2, 5, 9), (1, 2, 40, 300), (1, clusters + 2, 12, 6))
-    ):
+    forms = (
+        (1, 1, 24, Stream(1, 2)),
+        (1, 3, 24, Stream(3, 20)),
+        (2, 2, 5, Stream(4, clusters)),
+        (1, 2, 40, Stream(2, 300)),
+        (1, clusters + 2, 12, Stream(2, 12)),
+        (1, clusters + 2, 12, Stream(clusters + 2, clusters)),
+        (1, 2 * clusters + 5, 3, Stream(clusters + 5, clusters)),
+    )
+    for seed, (tiles_m, tiles_n, k_tiles, stream) in enumerate(forms):
         case = case_of(entry, tiles_m, tiles_n, k_tiles)
         a, b, bias = case.inputs(seed)
-        product = jax.jit(forced(entry, problem_of(case), arch, tail_parts=parts))
+        product = jax.jit(forced(entry, problem_of(case), arch, stream=stream))
         got = np.asarray(product(*(jnp.asarray(x) for x in (a, b, bias) if x is not None)))
         check_case(got if case.c_major == "n" else got.swapaxes(1, 2), case.reference(a, b, bias), case)
 
@@ -62,8 +71,8 @@ def test_the_same_bits_every_time(entry: Entry, arch: Arch) -> None:
     case, other = case_of(entry, 1, 3, 48), case_of(entry, 2, 1, 33)
     a, b = map(jnp.asarray, case.inputs(1)[:2])
     x, y = map(jnp.asarray, other.inputs(2)[:2])
-    product = forced(entry, problem_of(case), arch, tail_parts=5)
-    between = forced(entry, problem_of(other), arch, tail_parts=4)
+    product = forced(entry, problem_of(case), arch, stream=Stream(3, 17))
+    between = forced(entry, problem_of(other), arch, stream=Stream(2, 8))
     first = np.asarray(jax.jit(product)(a, b))
 
     @jax.jit

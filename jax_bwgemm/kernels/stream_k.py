@@ -1,0 +1,147 @@
+"""Stream-K: the last tiles are one stream of k tiles, of which every cluster takes an equally long piece.
+
+Whole tiles are dealt to the clusters in turn. The last `tiles` of them lie behind one another as tiles * k_tiles k
+tiles; cluster c of C multiplies those from c * each on (the first ones have one more). Where a tile ends within a
+cluster's share, its piece of the next tile comes first: every CTA leaves that piece's accumulator in a workspace in
+global memory and raises a flag. Then come the tiles that are all its own, and last the end of the tile that others have
+begun: its CTAs wait for their flags and add their parts to its own, in the order of k, so that the same inputs give the
+same bits on the same device.
+
+    flag        who raises it                                     who waits
+    of a CTA    the group's first warp, when its threads have     the same group of the CTA that has the end of the
+    and group   met: a release at gpu scope                       tile: its first warp, acquiring; then they meet
+
+A CTA waits only for clusters before its own, which start before it, and has left its own part before: no launch hangs
+for want of SMs, and where shares are longer than a tile, parts lie ready.
+
+Nothing zeroes the flags. A raised one has the value `token`, 64 random bits that only this call site uses, and whoever
+has waited for it takes it down, so that a workspace never holds the token but where a flag is up.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Int32, Int64, Uint32, cute
+
+from jax_bwgemm.kernels.scheduler import Piece, Share, piece_of, share_of
+from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX
+
+VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
+LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap
+WARP_LANES = 32
+
+
+class Stream(NamedTuple):
+    """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles.
+    `flags` (then parts): the workspace."""
+
+    share: Share
+    base: Uint32
+    step: Uint32
+    flags: cute.Pointer
+    token: Int64
+
+
+def stream_of(
+    num_tiles: Uint32,
+    clusters: Uint32,
+    cluster: Uint32,
+    k_tiles: Int32,
+    wanted_tiles: Int32,
+    wanted_clusters: Int32,
+    flags: cute.Pointer,
+    token: Int64,
+) -> Stream:
+    """No more tiles than there are or int32 can count the k tiles of, no more shares than there are clusters."""
+    tiles = cutlass.min(cutlass.min(wanted_tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
+    sharing = cutlass.min(wanted_clusters, Int32(clusters))
+    share = share_of(Int32(num_tiles), tiles, sharing, Int32(cluster), k_tiles, cutlass.min)
+    whole = Uint32(share.first_tile) + (clusters - 1) - cluster  # of this cluster's whole tiles, `clusters` apart
+    return Stream(share, cluster + whole // clusters * clusters, clusters, flags, token)
+
+
+@cute.jit
+def item_of(stream: Stream, idx: Uint32, k_tiles: Int32) -> Piece:
+    tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
+    is_end, parts = Boolean(True), Int32(0)
+    if idx >= stream.base:
+        i = Int32((idx - stream.base) // stream.step)
+        tile_idx, k_first, k_count, is_end, parts = piece_of(stream.share, i, k_tiles, cutlass.min)
+    return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
+
+
+@cute.jit
+def leave_part(
+    stream: Stream,
+    acc: cute.Tensor,
+    slot: Int32,
+    tidx: Int32,
+    group: Any,
+    groups: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+) -> None:
+    """A thread's accumulator -> the CTA's slot of the workspace; then the group's flag. `threads`: of all groups."""
+    own = part_at(stream, acc, slot, tidx, threads)
+    for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
+        cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])
+    cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
+    if group.is_store_warp:
+        with cute.arch.elect_one():
+            cute.arch.store(flag_at(stream, slot, group, groups), stream.token, sem="release", scope="gpu")
+
+
+@cute.jit
+def add_parts(
+    stream: Stream,
+    acc: cute.Tensor,
+    first_slot: Int32,
+    slot_step: cutlass.Constexpr,
+    parts: Int32,
+    tidx: Int32,
+    group: Any,
+    groups: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+) -> None:
+    """`acc` += what `parts` other CTAs left in their slots, once their flags are up; each lane looks at one of them."""
+    if group.is_store_warp:
+        i = Int32(cute.arch.lane_idx())
+        while i < parts:
+            flag = flag_at(stream, first_slot + i * slot_step, group, groups)
+            found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+            while found != stream.token:
+                found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+            cute.arch.store(flag, Int64(0))
+            i += WARP_LANES
+        cute.arch.sync_warp()
+    cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
+    count = cutlass.const_expr(math.gcd(cute.size(acc), LOADED_REGISTERS))
+    together = cutlass.const_expr(max(1, 2 * LOADED_REGISTERS // cute.size(acc)))
+    loaded = cute.make_rmem_tensor((count, together), acc.element_type)
+    for first in cutlass.range(0, parts, together, unroll=1):
+        for begin in cutlass.range_constexpr(0, cute.size(acc), count):
+            for j in cutlass.range_constexpr(together):  # the last part again where there are no more
+                part = cutlass.min(first + j, parts - 1)
+                own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
+                for i in cutlass.range_constexpr(0, count, VECTOR):
+                    vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
+                    cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
+            for j in cutlass.range_constexpr(together):
+                is_part = first + j < parts
+                for i in cutlass.range_constexpr(count):
+                    acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
+
+
+def part_at(stream: Stream, acc: cute.Tensor, slot: Int32, tidx: Int32, threads: int) -> cute.Tensor:
+    """(VECTOR, vectors) of one thread in a slot of the workspace, behind the flags."""
+    vectors = cute.size(acc) // VECTOR
+    parts = cute.recast_ptr(stream.flags + FLAG_BYTES // 8, dtype=acc.element_type)
+    start = Int64(slot) * (vectors * threads * VECTOR) + Int64(tidx) * VECTOR
+    pointer = cute.make_ptr(acc.element_type, (parts + start).toint(), cute.AddressSpace.gmem, assumed_align=16)
+    return cute.make_tensor(pointer, cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads)))
+
+
+def flag_at(stream: Stream, slot: Int32, group: Any, groups: int) -> cute.Pointer:
+    return stream.flags + (slot * groups + group.idx)

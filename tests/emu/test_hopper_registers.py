@@ -1,0 +1,122 @@
+"""Hopper's TF32 kernels whose A is m-major and reaches wgmma through registers."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+from jax_bwgemm.emulator import Fault, Schedule, parse
+from jax_bwgemm.emulator.machine import Warp
+from jax_bwgemm.emulator.observe import Observer
+from jax_bwgemm.emulator.syntax import Mem, Reg
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
+from tests.emu.matmul import facts_of, run_matmul
+from tests.emu.test_hopper import kernel, shapes
+
+pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
+
+from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.sass import disassemble  # noqa: E402 - needs cutlass
+from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
+
+F32 = "float32"
+
+
+@functools.cache
+def variant(tile: Tile, majors: str = "mkm", out: str = F32, **more: str) -> Variant:
+    return Variant("sm_90a", F32, F32, out, majors[0], majors[1], tile, c_major=majors[2], **more)
+
+
+SMALL = variant(Tile(64, 32, 32))
+VARIANTS = [
+    SMALL,
+    variant(Tile(64, 32, 32), "mkn"),
+    variant(Tile(128, 96, 32), "mkn", store="threads"),
+    variant(Tile(128, 96, 32), "mkm", store="threads"),
+    variant(Tile(128, 64, 32, cluster_m=2), "mkn", epilogue="scale_bias_relu"),
+    variant(Tile(128, 64, 32, cluster_n=2), "mkm", "bfloat16"),
+    variant(Tile(256, 64, 32, cluster_m=2, cluster_n=2), "mkm"),
+    variant(Tile(256, 128, 32), "mkn"),
+    variant(Tile(64, 32, 32, cluster_k=4), "mkm"),
+    variant(Tile(128, 32, 32, cluster_k=2), "mkn", "bfloat16", store="threads"),
+    variant(Tile(128, 32, 32, pingpong=True), "mkm"),
+    variant(Tile(128, 32, 32, cluster_n=2, stream_k=True), "mkm"),
+]
+
+
+@pytest.mark.parametrize("of", VARIANTS, ids=lambda of: of.name)
+def test_products(of: Variant) -> None:
+    """One or two clusters walk all tiles, each shape under another schedule; also of one k tile, and of none in part
+    of a split."""
+    compiled = kernel(of)
+    module, facts = parse(compiled.ptx), facts_of(of, compiled)
+    step = of.tile.cluster_m * of.tile.cta_m, of.tile.cluster_n * of.tile.mma_n
+    for seed, shape in enumerate([*shapes(of), (*step, 20), (*step, 7 * of.tile.k_tile)]):
+        run_case(module, facts, case_of(of, *shape), Schedule.standard(seed)[4 - seed], 1 + seed % 2, seed)
+
+
+def test_what_a_is_loaded_with() -> None:
+    """The same boxes as any operand's, moved in 16-byte chunks."""
+    assert kernel(variant(Tile(256, 64, 32, cluster_m=2, cluster_n=2))).tma["a"] == ((32, 16, 1), 128, 16)
+
+
+@pytest.mark.parametrize("of", [SMALL, VARIANTS[7]], ids=lambda of: of.name)
+def test_nothing_stands_between_the_wgmmas_of_a_half(of: Variant) -> None:
+    """Two halves before the main loop and two in it; each is fenced once, and two are waited for in the loop: ptxas
+    waits for each wgmma alone where it cannot prove that nobody touches its registers."""
+    slabs = of.tile.cta_m // (64 * of.tile.num_consumer_warpgroups)
+    (opcodes,) = disassemble([read_cubin(kernel(of).cubin).text], "sm_90a")
+    wgmma = [re.sub(r"HGMMA.*", "HGMMA", name) for name in opcodes if re.match("WARPGROUP|HGMMA", name)]
+    half = ["WARPGROUP.ARRIVE", *["HGMMA"] * (2 * slabs)]
+    assert wgmma == [*half * 2, *(["WARPGROUP.DEPBAR.LE", *half] * 2), "WARPGROUP.DEPBAR.LE"]
+
+
+class Loads(Observer):
+    """The 32 addresses of every load from shared memory by a warp of a consumer."""
+
+    def __init__(self) -> None:
+        self.addresses: list[list[int]] = []
+
+    def step(self, warp: Warp) -> None:
+        instr = warp.program.instrs[warp.split.pc]
+        if instr.opcode == "ld.shared.b32" and warp.index >= 4:
+            _, mem = instr.operands
+            assert isinstance(mem, Mem) and isinstance(mem.base, Reg)
+            self.addresses.append((warp.lanes(mem.base.slot).astype(np.int64) + mem.offset).tolist())
+
+
+@pytest.mark.parametrize("c_major", "nm")
+def test_no_two_lanes_of_a_load_meet_in_a_bank(c_major: str) -> None:
+    """32 lanes, 32 banks of 4 bytes; and all lanes of all warps together load all of the k tile, 128 x 32, once."""
+    of = variant(Tile(128, 64, 32), f"mk{c_major}")
+    compiled, case, loads = kernel(of), case_of(of, 128, 64, 32), Loads()
+    a, b, _ = case.inputs(0)
+    run_matmul(parse(compiled.ptx), facts_of(of, compiled), a, b, observer=loads)
+    assert len(loads.addresses) == 8 * 16
+    assert {len({address // 4 % 32 for address in lanes}) for lanes in loads.addresses} == {32}
+    assert len({address for lanes in loads.addresses for address in lanes}) == 128 * 32
+
+
+DOCTORED = [
+    (r"wgmma\.wait_group\.sync\.aligned\s+1;", "register-in-flight overwrite-in-flight"),
+    (r"fence\.proxy\.async\.shared::cta;", "missing-proxy-fence"),
+    (r"wgmma\.fence\.sync\.aligned;", "missing-wgmma-fence"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "rules"), DOCTORED)
+def test_doctored(pattern: str, rules: str) -> None:
+    """What the emulator says of a kernel without the instructions that the pattern matches, in a product of more
+    stages than there are."""
+    compiled = kernel(SMALL)
+    changed, count = re.subn(pattern, "", compiled.ptx)
+    assert count, f"{pattern} is not in the kernel"
+    case = case_of(SMALL, 64, 32, 32 * 40)
+    for schedule in Schedule.standard(seed=2):
+        with pytest.raises(Fault) as fault:
+            run_case(parse(changed), facts_of(SMALL, compiled), case, schedule)
+        assert fault.value.rule in rules.split(), fault.value
