@@ -1,9 +1,8 @@
 """Times every kernel at hand that computes a product, several in one program, told apart by CUPTI's symbols.
 
 Several, since compiling takes longer than running: they run one after the other, in every round anew. But no more than
-`BURST_US` at a stretch, with a pause behind it: under steady load a GPU at its power limit lowers its clocks until all
-large tiles take the same time (seen on an H200), and what is left to choose by is noise. Device time alone: operands
-come padded. Keeps nothing.
+`BURST_US` at a stretch, with a rest behind it (`timing.rest`): under steady load, what is left to choose by is noise.
+Device time alone: operands come padded. Keeps nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
 
 BURST_US = 3000.0  # of the roofline: what a stretch of kernels takes at least
-PAUSE = 5  # stretches' length of rest behind one; not measured, a fifth of the time at work is well below the limit
 POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
 Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 
@@ -115,21 +113,21 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     values = operands(problem, copies)
     size = burst(len(decisions), roofline_us(problem, arch))
     parts = [decisions[i : i + size] for i in range(0, len(decisions), size)]
-    pause_s = PAUSE * 1e-6 * BURST_US if len(parts) > 1 else 0.0
-    return [us for part in parts for us in _burst_times(problem, part, copies, values, rounds, pause_s)]
+    rests = len(parts) > 1
+    return [us for part in parts for us in _burst_times(problem, part, copies, values, rounds, rests)]
 
 
 def burst(num_kernels: int, least_us: float) -> int:
-    """How many kernels run without a pause, where none takes less than `least_us`."""
+    """How many kernels run without a rest, where none takes less than `least_us`."""
     return max(1, min(num_kernels, int(BURST_US / least_us)))
 
 
 def _burst_times(
-    problem: Problem, decisions: Sequence[Decision], copies: int, values: Any, rounds: int, pause_s: float
+    problem: Problem, decisions: Sequence[Decision], copies: int, values: Any, rounds: int, rests: bool
 ) -> list[float]:
     times: dict[str, list[float]] = collections.defaultdict(list)
     launches = jax.jit(program(problem, decisions, copies))
-    for symbol, us in timing.kernel_times(launches, rounds, *values, pause_s=pause_s):
+    for symbol, us in timing.kernel_times(launches, rounds, *values, rests=rests):
         times[symbol].append(us)
     symbols = [decision.entry.entry for decision in decisions if decision.entry]
     expected = collections.Counter(symbols[i % len(symbols)] for i in range(num_launches(len(symbols), copies)))

@@ -32,6 +32,12 @@ def query(fields: Sequence[str]) -> dict[str, str]:
     return dict(zip(fields, (value.strip() for value in text.split(",")), strict=False)) if text else {}
 
 
+def number(text: str) -> float:
+    """Of nvidia-smi's "1980 MHz"; 0 for what it does not know, such as "[N/A]"."""
+    first, *_ = text.split() or [""]
+    return float(first) if first.replace(".", "", 1).isdigit() else 0.0
+
+
 def commit(given: str = "") -> str:
     """The checkout's commit, "+" appended if files differ from it; outside a checkout `given`, else COMMIT_VARIABLE's.
 

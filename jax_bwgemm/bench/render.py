@@ -9,7 +9,10 @@ from jax_bwgemm.bench.peers import FLAG_SETS
 from jax_bwgemm.bench.report import BEHIND, Load, Result, Row, limits_us, summary
 
 Column = tuple[str, Callable[[Row], str]]
-LOAD_HEADINGS = ("sustained shape", "product", "s", "TFLOP/s", "SM MHz", "W", "max C")
+LOAD_HEADINGS = (
+    "sustained shape", "product", "burst TFLOP/s", "to default", "sustained TFLOP/s", "to default", "s", "SM MHz", "W",
+    "max C",
+)  # fmt: skip
 
 
 def columns(arch: str, has_pallas: bool) -> Sequence[Column]:
@@ -41,13 +44,20 @@ def cells(row: Row, table: Sequence[Column]) -> tuple[str, ...]:
 
 
 def load_lines(result: Result) -> list[tuple[str, ...]]:
-    """The headings, then a line a load; none if there was none."""
-    return [LOAD_HEADINGS, *map(_load_cells, result.sustained)] if result.sustained else []
+    """The headings, then a line a load, beside what its row reached; none if there was none."""
+    return [LOAD_HEADINGS, *(_load_cells(load, result) for load in result.sustained)] if result.sustained else []
 
 
-def _load_cells(load: Load) -> tuple[str, ...]:
+def _load_cells(load: Load, result: Result) -> tuple[str, ...]:
+    burst = ("-", "-")
+    for row in result.rows:
+        if row.shape == load.shape:
+            us = row.ours.us if load.product == "ours" else row.peers[load.product].us
+            burst = f"{row.case.flops / us / 1e6:.1f}", f"{row.default.us / us:.3f}"
+    default = next(other for other in result.sustained if (other.shape, other.product) == (load.shape, "default"))
+    sustained = f"{load.tflops:.1f}", f"{load.tflops / default.tflops:.3f}"
     sampled = (f"{x:.0f}" if load.samples else "-" for x in (load.clock_mhz, load.power_w, load.temperature_c))
-    return (load.shape, load.product, f"{load.seconds:.0f}", f"{load.tflops:.1f}", *sampled)
+    return (load.shape, load.product, *burst, *sustained, f"{load.seconds:.0f}", *sampled)
 
 
 def markdown(result: Result) -> str:
@@ -74,8 +84,9 @@ def _conditions(result: Result) -> str:
     known = [f"{name} {value}" for name, value in result.machine.items() if name != "name"]
     rounds = sorted({row.rounds for row in result.rows})
     between = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    rests = f" in bursts, each followed by a rest {result.pause:g} times as long" if result.pause else ""
     text = (
-        f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}, median of {between} "
+        f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}{rests}, median of {between} "
         "alternating rounds, standard normal inputs. Ratios: XLA's time, with its default flags and "
         "with the best of the sets of flags, over ours."
     )

@@ -13,7 +13,7 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.peers import FLAG_SETS
 
-FORMAT = 2
+FORMAT = 3
 BEHIND = 0.97  # a ratio below this is counted in the summary
 EXACT = 1e-12  # far below any dtype's relative error
 
@@ -37,7 +37,11 @@ class Times:
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One case. `variant` names our kernels, separated by commas; it is empty if ours ran XLA's, for the reason
-    `fallback`. `unavailable` are the peers that were not measured, and why. Ratios > 1: ours is faster."""
+    `fallback`. `unavailable` are the peers that were not measured, and why. Ratios > 1: ours is faster.
+
+    `temperature_c` is that behind the last round, 0 if unknown. There is no clock: a burst is over before nvidia-smi
+    answers, and what it says of a GPU at rest is another. A `Load` has one.
+    """
 
     shape: str
     variant: str
@@ -48,7 +52,7 @@ class Row:
     ours: Times
     peers: dict[str, Times]
     unavailable: dict[str, str]
-    clock: dict[str, str]
+    temperature_c: float
 
     @property
     def case(self) -> Case:
@@ -98,11 +102,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One run. `handler` holds medians in microseconds over `calls` Executes, or is empty. `skipped`: shapes that ours
-    or XLA's default failed to compute, and how."""
+    """One run. Behind each measurement of a row the GPU rested `pause` times as long; 0: it did not. `handler` holds
+    medians in microseconds over `calls` Executes, or is empty. `skipped`: shapes that ours or XLA's default failed to
+    compute, and how."""
 
     arch: str
     method: str
+    pause: float
     machine: dict[str, str]
     handler: dict[str, float]
     rows: tuple[Row, ...]

@@ -25,6 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 HANDLER_CALLS = 10_000
 HANDLER_SIZE = 256
 TRIALS = 3  # of each of a peer's configurations, before the rounds, to choose one
+TEMPERATURE = "temperature.gpu"
 Clock = Callable[..., timing.Measure]
 
 
@@ -61,7 +62,7 @@ def measure_all(
     method, clock = timing.choose_clock()
     table = render.columns(arch.name, "pallas" in settings.peers)
     print(*(heading for heading, _ in table), sep="  ")
-    result = report.Result(arch.name, method, facts, handler, (), {}, ())
+    result = report.Result(arch.name, method, timing.PAUSE, facts, handler, (), {}, ())
     for case in settings.cases:
         try:
             row = measure_case(case, arch, settings, clock)
@@ -99,7 +100,7 @@ def measure_case(case: Case, arch: Arch, settings: Settings, clock: Clock) -> re
         ours=times.pop("ours"),
         peers=times,
         unavailable=unavailable,
-        clock=machine.query(machine.NOW),
+        temperature_c=machine.number(machine.query((TEMPERATURE,)).get(TEMPERATURE, "")),
     )
 
 

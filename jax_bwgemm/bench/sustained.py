@@ -82,7 +82,9 @@ def _run(call: Call, seconds: float, period_s: float) -> _Stretch:
 def _load(case: Case, name: str, parts: Sequence[_Stretch], flops_a_call: int) -> Load:
     seconds = sum(part.seconds for part in parts)
     samples = [sample for part in parts for sample in part.samples]
-    clock, power, temperature = ([_number(sample[field]) for sample in samples] or [0.0] for field in machine.NOW)
+    clock, power, temperature = (
+        [machine.number(sample[field]) for sample in samples] or [0.0] for field in machine.NOW
+    )
     return Load(
         shape=str(case),
         product=name,
@@ -93,9 +95,3 @@ def _load(case: Case, name: str, parts: Sequence[_Stretch], flops_a_call: int) -
         temperature_c=max(temperature),
         samples=len(samples),
     )
-
-
-def _number(text: str) -> float:
-    """Of nvidia-smi's "1980 MHz"; 0 for what it does not know, such as "[N/A]"."""
-    first = text.split()[0]
-    return float(first) if first.replace(".", "", 1).isdigit() else 0.0

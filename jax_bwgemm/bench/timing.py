@@ -1,17 +1,19 @@
-"""Times of functions, taken alternately so that falling clocks meet all alike. Knows no product."""
+"""Times of functions, in bursts with rests between them, taken alternately so that what is left of falling clocks meets
+all alike. Knows no product."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 MIN_ROUNDS, MAX_ROUNDS = 15, 101
 HOST_BATCH = 20  # calls between two waits of the host clock
+PAUSE = 5  # times as long as what was measured; not measured, at work for two sevenths of the time is below the limit
 Measure = Callable[[], float]
 
 
@@ -55,8 +57,17 @@ def summarise(times_us: list[float]) -> Sample:
     return Sample(median, low, high, len(times_us))
 
 
+def rest(work_us: float) -> None:
+    """Behind `work_us` of a GPU's work, so that what comes next finds the clocks of a burst: under steady load a GPU at
+    its power limit lowers them, until all large tiles take the same time (seen on an H200)."""
+    time.sleep(PAUSE * 1e-6 * work_us)
+
+
 def choose_clock() -> tuple[str, Callable[..., Measure]]:
-    """(what it is, function of (jitted, num_products, *args) that makes a `Measure`): CUPTI, else the host's clock."""
+    """(what it is, function of (jitted, num_products, *args) that makes a `Measure`): CUPTI, else the host's clock.
+
+    The GPU rests behind each measurement.
+    """
     host = f"host time of {HOST_BATCH} calls, launches included"
     try:
         _kernel_clock(jax.jit(lambda x: x + 1), 1, jax.numpy.zeros(1024))()
@@ -65,8 +76,8 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     return "CUPTI kernel time", _kernel_clock
 
 
-def kernel_times(function: Any, rounds: int, *args: Any, pause_s: float = 0.0) -> list[tuple[str, float]]:
-    """(symbol, microseconds) of every kernel that `rounds` calls run, a pause of `pause_s` seconds behind each; two
+def kernel_times(function: Any, rounds: int, *args: Any, rests: bool = False) -> list[tuple[str, float]]:
+    """(symbol, microseconds) of every kernel that `rounds` calls run; if it `rests`, the GPU does so behind each. Two
     calls before them are not measured.
 
     ValueError without CUPTI, of which a process has one user at a time.
@@ -75,18 +86,18 @@ def kernel_times(function: Any, rounds: int, *args: Any, pause_s: float = 0.0) -
     try:
         from jax.experimental.mosaic.gpu import profiler
 
-        if pause_s:
+        if rests:
             measured, found = profiler.measure(function, aggregate=False), []
             for _ in range(rounds):
                 found.append(measured(*args)[1] or [])
-                time.sleep(pause_s)
+                rest(_total_us(found[-1]))
         else:
             found = profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
     except Exception as error:  # an optional private tool, that fails in ways of its own
         raise ValueError(
             f"timing single kernels requires CUPTI, which jax's own package for CUDA has: {error}"
         ) from error
-    calls = found if pause_s or rounds > 1 else [found]
+    calls = found if rests or rounds > 1 else [found]
     return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]
 
 
@@ -100,9 +111,16 @@ def _kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:
         kernels = measured(*args)[1] or []
         if len(kernels) < num_products:
             raise RuntimeError(f"CUPTI requires a kernel for each of {num_products} products, got {len(kernels)}")
-        return 1e3 * sum(float(milliseconds) for _, milliseconds in kernels) / num_products
+        total_us = _total_us(kernels)
+        rest(total_us)
+        return total_us / num_products
 
     return measure
+
+
+def _total_us(kernels: Sequence[tuple[str, float]]) -> float:
+    """Of CUPTI's milliseconds."""
+    return 1e3 * sum(float(milliseconds) for _, milliseconds in kernels)
 
 
 def _host_clock(function: Any, num_products: int, *args: Any) -> Measure:
@@ -111,6 +129,8 @@ def _host_clock(function: Any, num_products: int, *args: Any) -> Measure:
         start = time.perf_counter()
         results = [function(*args) for _ in range(HOST_BATCH)]
         jax.block_until_ready(results)
-        return 1e6 * (time.perf_counter() - start) / HOST_BATCH / num_products
+        total_us = 1e6 * (time.perf_counter() - start)
+        rest(total_us)
+        return total_us / HOST_BATCH / num_products
 
     return measure

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 HELP = "measure our kernels against XLA and others, or render a result file"
-SUSTAINED_SHAPES = ("8192x8192x8192", "16384x16384x16384")
+SUSTAINED_SHAPES = ("8192x8192x8192", "8192x14336x4096")  # and a layer of an MLP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="XLA's default flags and cublaslt, no-triton or pallas, separated by commas, or all (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds a shape, at least (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="more rounds until a shape took these (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="more rounds, until these passed (%(default)s)")
     parser.add_argument(
         "--sustained", type=float, default=0.0, metavar="SECONDS", help="continuous load of ours and XLA, such as 30"
     )
     parser.add_argument(
-        "--sustained-shapes", nargs="+", default=SUSTAINED_SHAPES, metavar="SHAPE", help="default: two large ones"
+        "--sustained-shapes",
+        nargs="+",
+        default=SUSTAINED_SHAPES,
+        metavar="SHAPE",
+        help="default: two large ones; in bursts, too",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="result file (default: bench/results/DEVICE.json)")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")
@@ -73,14 +77,15 @@ def _measure(args: argparse.Namespace) -> int:
     from jax_bwgemm.bench import run as bench
     from jax_bwgemm.bench.cases import DEFAULT, Case
 
+    sustained_shapes = args.sustained_shapes if args.sustained else ()
     settings = bench.Settings(
-        cases=[Case.from_str(text) for text in args.shapes or DEFAULT],
+        cases=[Case.from_str(text) for text in dict.fromkeys((*(args.shapes or DEFAULT), *sustained_shapes))],
         peers=peers.parse(args.peers),
         rounds=args.rounds,
         seconds=args.seconds,
         commit=args.commit,
         sustained=args.sustained,
-        sustained_cases=[Case.from_str(text) for text in args.sustained_shapes] if args.sustained else [],
+        sustained_cases=[Case.from_str(text) for text in sustained_shapes],
     )
     if args.plots:
         from jax_bwgemm.bench import plots  # now, not after minutes of measuring, is matplotlib missed

@@ -76,11 +76,13 @@ def _with_modifiers(fn: Callable[..., Any], mods: list[str]) -> Callable[..., An
         out: np.ndarray = fn(*(map(_flush, args) if "ftz" in mods else args))
         if "ftz" in mods:
             out = _flush(out)
+        if "NaN" in mods:
+            out = np.where(np.isnan(args).any(axis=0), np.nan, out)
         if "relu" in mods:
             out = np.where(out <= 0, 0.0, out)
         return np.minimum(np.where(out > 0, out, 0.0), 1.0) if "sat" in mods else out
 
-    return run if {"ftz", "sat", "relu"} & set(mods) else fn
+    return run if {"ftz", "sat", "relu", "NaN"} & set(mods) else fn
 
 
 def float_op(d: Decoder, instr: Instr, mods: list[str], fn: Callable[..., Any], *allowed: str) -> Pure:
@@ -121,8 +123,8 @@ _SHARED: dict[str, tuple[_IntForm, Callable[..., Any], tuple[str, ...]]] = {
     "mad": (alu.int_mad, _fma, _ROUNDING),
     "div": (alu.int_rare, np.divide, _ROUNDING),
     "neg": (alu.int_neg, np.negative, ("ftz",)),
-    "min": (alu.int_minmax, _extreme(np.fmin), ("ftz",)),
-    "max": (alu.int_minmax, _extreme(np.fmax), ("ftz",)),
+    "min": (alu.int_minmax, _extreme(np.fmin), ("ftz", "NaN")),
+    "max": (alu.int_minmax, _extreme(np.fmax), ("ftz", "NaN")),
 }
 
 

@@ -1,7 +1,8 @@
 """What happens to an accumulator before it is stored: a chain of steps, composed at compile time.
 
 A step works in place on float32 values in registers. It knows nothing of warpgroups or TMEM: the kernel describes
-where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike.
+where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike. What it adds to them
+depends on their columns alone, so `load` may come before the values are there, and once for all rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Scale:
     kind = "scale"
     params = ("alpha",)
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
+    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
+        return ()
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
         values.store(values.load() * args["alpha"])
 
 
@@ -49,26 +53,36 @@ class Bias:
     kind = "bias"
     params = ("bias",)
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
-        for run in runs:
-            start = cute.assume(cutlass.min(column + run.column, n - run.width), divby=run.width)
-            bias = cute.make_tensor(args["bias"] + start, cute.make_layout(run.width))
-            loaded = cute.make_rmem_tensor(run.width, bias.element_type)
-            cute.autovec_copy(bias, loaded)
+    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
+        return tuple(self._load(run, column, n, args["bias"]) for run in runs)
+
+    def _load(self, run: Run, column: Any, n: Any, bias: cute.Pointer) -> cute.Tensor:
+        start = cute.assume(cutlass.min(column + run.column, n - run.width), divby=run.width)
+        loaded = cute.make_rmem_tensor(run.width, bias.value_type)
+        cute.autovec_copy(cute.make_tensor(bias + start, cute.make_layout(run.width)), loaded)
+        return loaded
+
+    def apply(
+        self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[cute.Tensor, ...], args: dict[str, Any]
+    ) -> None:
+        for run, bias in zip(runs, loaded, strict=True):
             for row in run.rows:
                 for i, element in enumerate(row):
-                    values[element] = values[element] + cutlass.Float32(loaded[i])
+                    values[element] = values[element] + cutlass.Float32(bias[i])
 
 
 class Relu:
-    """v = 0 where v < 0; written as a selection so that NaN stays NaN, as in jax.nn.relu."""
+    """v = max(v, 0); NaN stays NaN, and -0 becomes +0, as in jax.nn.relu."""
 
     kind = "relu"
     params = ()
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> None:
-        v = values.load()
-        values.store(cute.where(v < 0.0, cute.full_like(v, 0.0), v))
+    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
+        return ()
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
+        for i in range(cute.size(values)):
+            values[i] = cute.arch.fmax(values[i], 0.0, nan=True)  # ptxas makes it a part of the rounding to 16 bits
 
 
 STEPS = {step.kind: step for step in (Scale(), Bias(), Relu())}
@@ -87,8 +101,14 @@ class Epilogue:
         """Kinds of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
         return tuple(param for step in self.steps for param in step.params)
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], column: Any, n: Any, args: tuple[Any, ...]) -> None:
-        """Apply every step to `values`; `column` is the thread's first column in the result, n its width."""
-        named = dict(zip(self.params, args, strict=True))
-        for step in self.steps:
-            step.apply(values, runs, column, n, named)
+    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Registers with what every step reads; `column` is the thread's first column in the result, n its width."""
+        return tuple(step.load(runs, column, n, self._named(args)) for step in self.steps)
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Apply every step to `values`; `loaded` is what `load` gave for the same runs."""
+        for step, own in zip(self.steps, loaded, strict=True):
+            step.apply(values, runs, own, self._named(args))
+
+    def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.params, args, strict=True))

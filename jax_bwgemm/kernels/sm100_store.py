@@ -171,8 +171,8 @@ class Sm100Store(Gemm):
 
     @cute.jit
     def apply_epilogue(self, values: cute.Tensor, at: Any, tidx: Int32, sizes: Sizes, args: tuple[Any, ...]) -> None:
-        column = at[1] * self.store_cols + self.lane_col(tidx)
-        self.epilogue.apply(values, self.runs(cute.size(values)), column, sizes.n, args)
+        column, runs = at[1] * self.store_cols + self.lane_col(tidx), self.runs(cute.size(values))
+        self.epilogue.apply(values, runs, self.epilogue.load(runs, column, sizes.n, args), args)
 
     @cute.jit
     def add_residual(self, values: cute.Tensor, Rt: cute.Tensor, stage: Int32) -> None:

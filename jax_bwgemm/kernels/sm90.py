@@ -13,9 +13,13 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
-loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
-Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and waits for no other
-(`row_store`). How two consumers divide the work:
+loop: each behind the wgmmas of a stage, which run meanwhile; the rest, after a main loop of fewer stages than boxes,
+behind those of the last. Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and
+waits for no other (`row_store`). What the epilogue reads of a thread's columns (a bias) it loads beside the last wgmmas
+too, when the registers of the held boxes are free: no load is waited for that the wgmmas do not hide. A stream-K
+loads it once the other parts are added, which need those registers; a split along k for each box that it adds.
+
+How two consumers divide the work:
 
     cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
     ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
@@ -265,20 +269,23 @@ class Sm90Gemm(Sm90Registers):
                     if idx + walk.step < walk.num_items:
                         other = TURN_BARRIER + 1 - group.idx
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
-                warpgroup.wait_group(0)
-                ab.consumer_release(last)
                 if cutlass.const_expr(self.defers_store):
                     self.store_rest(held, outlet, held_at, box, group, sizes)
                     box = Int32(self.boxes)
+                early = cutlass.const_expr(not tile.stream_k)  # else the parts that are added take the registers
+                loaded = self.load_tile(at, group, sizes, args) if early else ()
+                warpgroup.wait_group(0)
+                ab.consumer_release(last)
                 if not item.is_end:
                     self.leave_part(acc, group, tidx, walk)
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
+                    columns = loaded if early else self.load_tile(at, group, sizes, args)
                     if cutlass.const_expr(self.defers_store):
-                        self.round(acc, held, at, group, sizes, args)
+                        self.round(acc, held, columns, args)
                         held_at, box = at, Int32(0)
                     else:
-                        self.store(acc, outlet, at, group, sizes, args)
+                        self.store(acc, outlet, at, columns, group, sizes, args)
             idx += step
         if cutlass.const_expr(self.defers_store):
             self.store_rest(held, outlet, held_at, box, group, sizes)
@@ -307,9 +314,9 @@ class Sm90Gemm(Sm90Registers):
         promoted = cutlass.const_expr(self.tile.promoted)
         sums = cute.make_rmem_tensor(acc.shape, self.acc_dtype) if promoted else acc  # of one stage, or of all
         release = read.clone()
-        warpgroup.fence()
         mma.set(warpgroup.Field.ACCUMULATE, False)
         ab.consumer_wait(read)
+        warpgroup.fence()
         for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
             cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)
             mma.set(warpgroup.Field.ACCUMULATE, True)
@@ -321,8 +328,8 @@ class Sm90Gemm(Sm90Registers):
         at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
+            warpgroup.fence()
             if cutlass.const_expr(promoted):
-                warpgroup.fence()
                 mma.set(warpgroup.Field.ACCUMULATE, False)
             for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
                 cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)

@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.kernels import split_k, stream_k
-from jax_bwgemm.kernels.epilogue import fragment_runs
+from jax_bwgemm.kernels.epilogue import Run, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.split_k import KSplit
@@ -47,14 +47,21 @@ class Sm90Store(Gemm):
 
     @cute.jit
     def store(
-        self, acc: cute.Tensor, outlet: Outlet, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
+        self,
+        acc: cute.Tensor,
+        outlet: Outlet,
+        at: Any,
+        loaded: tuple[Any, ...],
+        group: StoreGroup,
+        sizes: Sizes,
+        args: tuple[Any, ...],
     ) -> None:
         """Registers -> epilogue -> smem box -> the result, box after box from `at` on; each goes to the next buffer."""
         flat = cute.coalesce(acc)
         self.reclaim(group, WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(self.boxes):
-            values = self.values_of(flat, box)
-            self.finish_box(values, outlet, self.box_at(at, box), buffer_of(box), group, sizes, args)
+            values, own = self.values_of(flat, box), loaded[box % self.boxes_n]
+            self.finish_box(values, outlet, self.box_at(at, box), buffer_of(box), own, group, sizes, args)
 
     @cute.jit
     def store_split(
@@ -85,19 +92,19 @@ class Sm90Store(Gemm):
             box = i * tile.cluster_k + walk.z
             if box < self.boxes:
                 split_k.add_parts(split, values, box, tidx, self.consumers, tile, walk.x)
-                self.finish_box(values, outlet, self.box_at(at, box), buffer_of(i), group, sizes, args)
+                own_at = self.box_at(at, box)
+                loaded = self.load_columns(own_at[1], group, sizes, args)
+                self.finish_box(values, outlet, own_at, buffer_of(i), loaded, group, sizes, args)
         split_k.part(split, tile, walk.x, phase)
 
     @cute.jit
-    def round(
-        self, acc: cute.Tensor, held: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
-    ) -> None:
+    def round(self, acc: cute.Tensor, held: cute.Tensor, loaded: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Epilogue and rounding of all boxes, which leave later."""
         flat = cute.coalesce(acc)
         count = cutlass.const_expr(cute.size(flat) // self.boxes)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
-            self.apply_epilogue(values, self.box_at(at, box), group, sizes, args)
+            self.epilogue.apply(values, self.runs(), loaded[box % self.boxes_n], args)
             cute.make_tensor(held.iterator + box * count, cute.make_layout(count)).store(
                 values.load().to(self.out_dtype)
             )
@@ -160,25 +167,32 @@ class Sm90Store(Gemm):
         outlet: Outlet,
         at: Any,
         stage: cutlass.Constexpr,
+        loaded: tuple[Any, ...],
         group: StoreGroup,
         sizes: Sizes,
         args: tuple[Any, ...],
     ) -> None:
         """A box of finished sums: epilogue, rounding, and out."""
-        self.apply_epilogue(values, at, group, sizes, args)
+        self.epilogue.apply(values, self.runs(), loaded, args)
         rounded = cute.make_rmem_tensor(
             cute.size(values) if cutlass.const_expr(self.by_rows) else cute.shape(outlet.Rs)[:3], self.out_dtype
         )
         rounded.store(values.load().to(self.out_dtype))
         self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
 
-    @cute.jit
-    def apply_epilogue(
-        self, values: cute.Tensor, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]
-    ) -> None:
-        column = at[1] * self.store_cols + group.tidx % 4 * 2
-        runs = fragment_runs(cute.size(values), 2 if self.store_kind == "tma" else 1)
-        self.epilogue.apply(values, runs, column, sizes.n, args)
+    def load_tile(self, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the epilogue reads, for each of a tile's boxes that lie side by side; those below have the same."""
+        return tuple(self.load_columns(at[1] + i, group, sizes, args) for i in range(self.boxes_n))
+
+    def load_columns(self, n_idx: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same for one box, the `n_idx`-th along n."""
+        column = n_idx * self.store_cols + group.tidx % 4 * 2
+        return self.epilogue.load(self.runs(), column, sizes.n, args)
+
+    def runs(self) -> tuple[Run, ...]:
+        """Where a thread's values of a box lie."""
+        elements = self.store_rows * self.store_cols // WARPGROUP_THREADS
+        return fragment_runs(elements, 2 if self.store_kind == "tma" else 1)
 
     def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:
         """One warpgroup's way out, box by box; stmatrix where elements have 16 bits and TMA stores them. `mma`: of one

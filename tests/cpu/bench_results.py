@@ -19,7 +19,7 @@ def times(us: float, error: float = 1e-3, **fields: Any) -> report.Times:
 def row(shape: str, us: float, default: float, **fields: Any) -> report.Row:
     flags = {"default": times(default), "cublaslt": times(default + 5), "no-triton": times(default + 10)}
     known = {"variant": "v", "fallback": "", "rotation": 1, "rounds": 15, "limit_us": 80.0, "unavailable": {}}
-    return report.Row(shape, **known | {"ours": times(us), "peers": flags, "clock": {"clocks.sm": "1"}} | fields)
+    return report.Row(shape, **known | {"ours": times(us), "peers": flags, "temperature_c": 45.0} | fields)
 
 
 LARGE = row("2048x2048x2048", 100.0, 110.0, ours=times(100.0, 2e-3))
@@ -28,7 +28,9 @@ FALLEN = row("512x512x512:f32", 50.0, 50.0, variant="", fallback="because")
 LOADS = (
     report.Load("2048x2048x2048", "ours", 30.01, 712.34, 1655.2, 699.6, 71.0, 28),
     report.Load("2048x2048x2048", "default", 30.02, 701.26, 0.0, 0.0, 0.0, 0),
+    report.Load("4096x4096x4096", "ours", 30.03, 700.0, 1700.4, 698.0, 70.0, 30),
+    report.Load("4096x4096x4096", "default", 30.03, 800.0, 1700.4, 698.0, 70.0, 30),
 )
 MACHINE = {"name": "NVIDIA H200", "driver_version": "580.1", "date": "2026-01-01", "commit": "abc"}
 HANDLER = {"own_us": 0.5, "total_us": 4.0, "calls": 10000.0}
-RESULT = report.Result("h200", "CUPTI kernel time", MACHINE, HANDLER, (LARGE, THIN, FALLEN), {"9x9x9": "no memory"})
+RESULT = report.Result("h200", "CUPTI kernel time", 5, MACHINE, HANDLER, (LARGE, THIN, FALLEN), {"9x9x9": "no memory"})

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,7 @@ SMALL = dataclasses.replace(H200, l2_bytes=2**10)
 @pytest.fixture
 def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_handler", lambda: {})
+    monkeypatch.setattr(timing, "rest", lambda work_us: None)
     monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing._host_clock))
 
 
@@ -396,8 +398,9 @@ def test_the_command_writes_shows_and_draws(
     )
     assert main(command.split()) == 1  # a row was skipped
     (settings,) = asked
-    assert list(settings.cases) == [Case(8, 8, 8, dtype="float32")] and settings.peers == peers.PEERS
-    assert [str(case) for case in settings.sustained_cases] == ["8192x8192x8192", "16384x16384x16384"]
+    assert list(settings.cases) == [Case(8, 8, 8, dtype="float32"), *settings.sustained_cases]  # in bursts, too
+    assert settings.peers == peers.PEERS
+    assert settings.sustained_cases == [Case(8192, 8192, 8192), Case(8192, 14336, 4096)]
     assert report.load(tmp_path / "r.json") == RESULT and (tmp_path / "roofline.png").exists()
     shown = capsys.readouterr().out
     assert "19.0 (no-triton)" in shown and "1 below 0.97 to best." in shown
@@ -405,7 +408,30 @@ def test_the_command_writes_shows_and_draws(
     assert len(asked[1].cases) == 34 and asked[1].peers == tuple(peers.FLAG_SETS) and not asked[1].sustained_cases
 
 
-def test_without_cupti_the_host_clock_is_named_and_used() -> None:
+def test_the_gpu_rests_for_some_times_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    timing.rest(11_000.0)
+    assert slept == pytest.approx([0.055])
+
+
+def test_the_host_clock_rests_behind_all_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock ticks once a call of the function, by 40 us."""
+    calls, rested = itertools.count(1), []
+    last = [0]
+
+    def function() -> Any:
+        last[0] = next(calls)
+        return jnp.zeros(1)
+
+    monkeypatch.setattr(timing, "rest", rested.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: 40e-6 * last[0])
+    assert timing._host_clock(function, 2)() == pytest.approx(20.0)
+    assert rested == pytest.approx([40.0 * timing.HOST_BATCH])
+
+
+def test_without_cupti_the_host_clock_is_named_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "rest", lambda work_us: None)
     method, clock = timing.choose_clock()
     assert method.startswith("host time of 20 calls, launches included")
     assert clock is timing._host_clock
@@ -418,6 +444,9 @@ def test_cupti_times_are_summed_a_product(monkeypatch: pytest.MonkeyPatch) -> No
     package = types.ModuleType("gpu")
     package.profiler = profiler  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jax.experimental.mosaic.gpu", package)
+    rested: list[float] = []
+    monkeypatch.setattr(timing, "rest", rested.append)
     assert timing._kernel_clock(None, 2)() == pytest.approx(300.0)
+    assert rested == pytest.approx([600.0])  # all of the call's work
     with pytest.raises(RuntimeError, match="CUPTI requires a kernel for each of 5 products, got 4"):
         timing._kernel_clock(None, 5)()

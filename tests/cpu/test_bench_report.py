@@ -23,16 +23,17 @@ def test_a_result_file_is_what_was_measured(tmp_path: Path) -> None:
     report.save(result, path)
     assert report.load(path) == result
     fields = json.loads(path.read_text())
-    assert fields["format"] == 2 and fields["summary"]["rows"] == 3
+    assert fields["format"] == 3 and fields["pause"] == 5 and fields["summary"]["rows"] == 3
     assert fields["rows"][0]["peers"]["no-triton"]["us"] == 120.0
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda fields: fields.update(format=1),
+        lambda fields: fields.update(format=2),
         lambda fields: fields.update(unknown=1),
         lambda fields: fields.pop("rows"),
+        lambda fields: fields.pop("pause"),
         lambda fields: fields.pop("summary"),
         lambda fields: fields["rows"][0].pop("ours"),
         lambda fields: fields["rows"][0].update(unknown=1),
@@ -82,8 +83,9 @@ def test_markdown_shows_every_row_and_the_conditions(tmp_path: Path, capsys: pyt
     assert lines[2] == "| 2048x2048x2048 | 100.0 | 110.0 | 110.0 | 1.100 | 1.100 | 172 TFLOP/s | 80 % |"
     assert lines[3] == "| 8x4096x4096 | 20.0 | 22.0 | 19.0 (no-triton) | 1.100 | 0.950 | 1.68 TB/s | 400 % |"
     assert lines[4].startswith("| 512x512x512:f32 | 50.0 (XLA) | 50.0 | 50.0 | 1.000 | 1.000 |")
-    assert lines[6].startswith("NVIDIA H200, driver_version 580.1, date 2026-01-01, commit abc. CUPTI kernel time, ")
-    assert "median of 15 to 40 alternating rounds" in lines[6] and "both are XLA's: 512x512x512:f32." in lines[6]
+    assert lines[6].startswith("NVIDIA H200, driver_version 580.1, date 2026-01-01, commit abc. CUPTI kernel time in ")
+    assert "in bursts, each followed by a rest 5 times as long, median of 15 to 40 alternating rounds, " in lines[6]
+    assert "both are XLA's: 512x512x512:f32." in lines[6]
     assert lines[6].endswith("Launch handler over 10000 calls: median 4.00 us, 0.50 us without cuLaunchKernelEx.")
     assert lines[8].endswith("at most 2.000 times jnp.dot's (2048x2048x2048: 2.00e-03 and 1.00e-03).")
     assert lines[10] == "Not measured: 9x9x9: no memory"
@@ -98,9 +100,15 @@ def test_markdown_shows_what_was_asked_for() -> None:
     assert "| best flags us | Pallas us | ratio to default |" in text
     assert "| 110.0 | 123.4 | 1.100 |" in text and "| 19.0 (no-triton) | - | 1.100 |" in text
     assert "cublaslt not available: No such option (rows: 2)." in text and "pallas not available" not in text
-    assert "| 2048x2048x2048 | ours | 30 | 712.3 | 1655 | 700 | 71 |" in text
-    assert "| 2048x2048x2048 | default | 30 | 701.3 | - | - | - |" in text
+    assert "| 2048x2048x2048 | ours | 171.8 | 1.100 | 712.3 | 1.016 | 30 | 1655 | 700 | 71 |" in text
+    assert "| 2048x2048x2048 | default | 156.2 | 1.000 | 701.3 | 1.000 | 30 | - | - | - |" in text
+    assert "| 4096x4096x4096 | ours | - | - | 700.0 | 0.875 | 30 | 1700 | 698 | 70 |" in text
     assert "Launch handler" not in text
+
+
+def test_a_result_without_rests_does_not_speak_of_bursts() -> None:
+    text = render.markdown(dataclasses.replace(RESULT, pause=0))
+    assert "CUPTI kernel time, median of 15 to 40 alternating rounds" in text and "burst" not in text
 
 
 def test_plots_are_drawn_and_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,3 +176,4 @@ def test_the_commit_is_given_outside_a_checkout(monkeypatch: pytest.MonkeyPatch,
 def test_nvidia_smi_is_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_output", lambda command: "1980 MHz, 690.12 W, 55")
     assert machine.query(machine.NOW) == {"clocks.sm": "1980 MHz", "power.draw": "690.12 W", "temperature.gpu": "55"}
+    assert [machine.number(text) for text in ("1980 MHz", "690.12 W", "55", "[N/A]", "")] == [1980.0, 690.12, 55, 0, 0]

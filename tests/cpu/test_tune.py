@@ -18,7 +18,7 @@ import pytest
 
 from jax_bwgemm import ffi, measured
 from jax_bwgemm.arch import ARCHS, Arch
-from jax_bwgemm.bench import candidates, regret, tune
+from jax_bwgemm.bench import candidates, regret, timing, tune
 from jax_bwgemm.bench.candidates import Timed, num_launches, operands, program, time_kernels
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
@@ -105,7 +105,7 @@ def test_a_swapped_kernel_gets_b_first(artifacts_dir: Path, monkeypatch: pytest.
 def fake_cupti(monkeypatch: pytest.MonkeyPatch, launches: list[tuple[str, float]]) -> None:
     """A profiler that has seen `launches` (milliseconds) in every call."""
 
-    def measure(function: Any, aggregate: bool, iterations: int) -> Any:
+    def measure(function: Any, aggregate: bool, iterations: int = 1) -> Any:
         assert not aggregate
         return lambda *args: (function, [launches] * iterations if iterations > 1 else launches)
 
@@ -129,6 +129,21 @@ def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkey
     fake_cupti(monkeypatch, launches[1:])
     with pytest.raises(RuntimeError, match=f"CUPTI requires {2 * rounds} launches of symbol_1, got "):
         candidates.gpu_clock(PROBLEM, pair, H200, rounds)
+
+
+def test_the_gpu_rests_behind_each_round_of_a_part(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of one kernel, so two parts of two rounds; one part alone needs no rest."""
+    _, decisions = kernels(PROBLEM, H200)
+    pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
+    fake_cupti(monkeypatch, [("symbol_0", 0.01), ("symbol_1", 0.03)])
+    rested: list[float] = []
+    monkeypatch.setattr(timing, "rest", rested.append)
+    monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 1)
+    monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
+    assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0]) and not rested
+    monkeypatch.setattr(candidates, "BURST_US", 1e-3)
+    assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0])
+    assert rested == pytest.approx([40.0] * 4)
 
 
 def _renamed(entry: Any, symbol: str) -> Any:

@@ -146,6 +146,17 @@ def test_an_epilogue_without_a_kernel(target: str, shape: tuple[int, int, int]) 
     check(np.asarray(f(a, b, residual=residual)), want, "bfloat16")
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_relu_keeps_nan_and_makes_zeros_positive(target: str) -> None:
+    """As jax.nn.relu does: its -0 is a row of zeros, scaled."""
+    a, b = normal(0, 64, 64).at[3, 5].set(jnp.nan).at[4].set(0.0), normal(1, 64, 64)
+    f = jax.jit(functools.partial(matmul, emulate=target, alpha=-1.0, activation="relu"))
+    assert names(lambda: f(a, b))[0].endswith("_scale_relu")
+    out = np.asarray(f(a, b), np.float32)
+    assert np.isnan(out[3]).all() and not np.isnan(np.delete(out, 3, 0)).any()
+    assert not out[4].any() and not np.signbit(np.delete(out, 3, 0)).any()
+
+
 def test_grad() -> None:
     """Both cotangents run on kernels of their own majors; nothing is transposed."""
     a, b, ct = normal(0, 72, 80), normal(1, 80, 136), normal(2, 72, 136)

@@ -102,11 +102,12 @@ def test_fused_epilogue_and_its_gradient() -> None:
         assert_close(got, expected, 0.02)
 
 
-def test_nan_passes_through_relu() -> None:
-    x = normal(0, 64, 64).at[3, 5].set(jnp.nan)
-    out = matmul(x, normal(1, 64, 64), activation="relu")
-    assert np.isnan(np.asarray(out[3], np.float32)).all()
-    assert not np.isnan(np.asarray(out[4], np.float32)).any()
+def test_relu_keeps_nan_and_makes_zeros_positive() -> None:
+    """Its -0 is a row of zeros, scaled; ptxas makes the maximum and the rounding one instruction."""
+    x = normal(0, 64, 64).at[3, 5].set(jnp.nan).at[4].set(0.0)
+    out = np.asarray(matmul(x, normal(1, 64, 64), alpha=-1.0, activation="relu"), np.float32)
+    assert np.isnan(out[3]).all() and not np.isnan(np.delete(out, 3, 0)).any()
+    assert not out[4].any() and not np.signbit(np.delete(out, 3, 0)).any()
 
 
 def test_a_command_buffer_captures_the_call() -> None:

@@ -36,7 +36,9 @@ def arithmetic() -> list[Snippet]:
     rounded = {"add.f32": lambda a, b: a + b, "sub.f32": lambda a, b: a - b, "mul.f32": lambda a, b: a * b}
     ops = [Op(name, f"{name} %r9, %r1, %r2;", "%r9", 32, exactly(fn, F32, x, y)) for name, fn in rounded.items()]
     ops.append(Op("div.rn.f32", "div.rn.f32 %r9, %r1, %r2;", "%r9", 32, quotients(x, y)))
-    ops += [Op(n, f"{n} %r9, %r1, %r2;", "%r9", 32, extremes(x, y, n[:3] == "max")) for n in ("min.f32", "max.f32")]
+    for name in ("min.f32", "max.f32", "min.NaN.f32", "max.NaN.f32"):
+        best = extremes(x, y, name.startswith("max"), "NaN" in name)
+        ops.append(Op(name, f"{name} %r9, %r1, %r2;", "%r9", 32, best))
     ops += [Op(n, f"{n} %r9, %r1, %r2;", "%r9", 32) for n in ("add.ftz.f32", "mul.ftz.f32", "max.ftz.f32")]
     ops += [Op(n, f"{n} %r9, %r1, %r2;", "%r9", 32) for n in ("copysign.f32", "add.sat.f32")]
     ops += [Op(n, f"{n} %r9, %r1;", "%r9", 32) for n in ("neg.f32", "abs.f32", "sqrt.rn.f32", "rcp.rn.f32")]
@@ -49,8 +51,8 @@ def quotients(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return exactly(lambda a, b: np.divide(a, b) if isinstance(a, np.float64) else a / b, F32, x, y)
 
 
-def extremes(x: np.ndarray, y: np.ndarray, largest: bool) -> np.ndarray:
-    """One NaN loses against a number, two give the one NaN, and -0 < +0 (PTX ISA, min and max)."""
+def extremes(x: np.ndarray, y: np.ndarray, largest: bool, keeps_nan: bool) -> np.ndarray:
+    """One NaN loses against a number, but with .NaN wins, two give the one NaN, and -0 < +0 (PTX ISA, min and max)."""
 
     def key(v: np.floating) -> tuple[float, bool]:
         return float(v), not np.signbit(v)
@@ -58,7 +60,8 @@ def extremes(x: np.ndarray, y: np.ndarray, largest: bool) -> np.ndarray:
     out = []
     for a, b in zip(x, y, strict=True):
         numbers = [v for v in (a, b) if not np.isnan(v)]
-        best = (max if largest else min)(numbers, key=key) if numbers else None
+        is_number = len(numbers) == 2 if keeps_nan else bool(numbers)
+        best = (max if largest else min)(numbers, key=key) if is_number else None
         out.append(0x7FFFFFFF if best is None else int(best.view(np.uint32)))
     return np.array(out, np.uint32)
 
