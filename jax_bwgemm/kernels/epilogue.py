@@ -101,6 +101,11 @@ class Epilogue:
         """Kinds of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
         return tuple(param for step in self.steps for param in step.params)
 
+    @property
+    def reads(self) -> bool:
+        """Whether there is anything to load."""
+        return "bias" in self.params
+
     def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Registers with what every step reads; `column` is the thread's first column in the result, n its width."""
         return tuple(step.load(runs, column, n, self._named(args)) for step in self.steps)

@@ -13,11 +13,11 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
-loop: each behind the wgmmas of a stage, which run meanwhile; the rest, after a main loop of fewer stages than boxes,
-behind those of the last. Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and
-waits for no other (`row_store`). What the epilogue reads of a thread's columns (a bias) it loads beside the last wgmmas
-too, when the registers of the held boxes are free: no load is waited for that the wgmmas do not hide. A stream-K
-loads it once the other parts are added, which need those registers; a split along k for each box that it adds.
+loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
+Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and waits for no other
+(`row_store`). What the epilogue reads of a thread's columns (a bias) is loaded beside the last wgmmas, in the registers
+of held boxes: the rest of these leaves before. A stream-K loads it once the other parts are added, which need those
+registers; a split along k for each box that it adds.
 
 How two consumers divide the work:
 
@@ -269,13 +269,13 @@ class Sm90Gemm(Sm90Registers):
                     if idx + walk.step < walk.num_items:
                         other = TURN_BARRIER + 1 - group.idx
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
-                if cutlass.const_expr(self.defers_store):
-                    self.store_rest(held, outlet, held_at, box, group, sizes)
-                    box = Int32(self.boxes)
-                early = cutlass.const_expr(not tile.stream_k)  # else the parts that are added take the registers
+                early = cutlass.const_expr(self.epilogue.reads and not tile.stream_k)
+                if cutlass.const_expr(early):
+                    box = self.store_rest(held, outlet, held_at, box, group, sizes)
                 loaded = self.load_tile(at, group, sizes, args) if early else ()
                 warpgroup.wait_group(0)
                 ab.consumer_release(last)
+                box = self.store_rest(held, outlet, held_at, box, group, sizes)
                 if not item.is_end:
                     self.leave_part(acc, group, tidx, walk)
                 else:
@@ -287,8 +287,7 @@ class Sm90Gemm(Sm90Registers):
                     else:
                         self.store(acc, outlet, at, columns, group, sizes, args)
             idx += step
-        if cutlass.const_expr(self.defers_store):
-            self.store_rest(held, outlet, held_at, box, group, sizes)
+        self.store_rest(held, outlet, held_at, box, group, sizes)
         self.finish_stores(group)
 
     @cute.jit
