@@ -10,7 +10,6 @@ from jax_bwgemm.problem import DTYPE_BYTES, Problem
 
 SWIZZLE_BYTES = 128  # the k extent of a stage; a k-major operand's rows are exactly one swizzle span
 SEGMENT_BYTES = 512  # of a row that a warp of threads stores at once: 16 bytes a lane
-DEFERRED_SEGMENT_BYTES = 128  # the same beside wgmmas, of which one stage must outlast it
 STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several stores are in flight in 32 KiB
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
@@ -203,8 +202,9 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
 
 def defers_store(tile: Tile, out_dtype: str, store: str, target: str) -> bool:
     """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
-    its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages."""
-    if family(target) != "hopper" or tile.pingpong or tile.cluster_k > 1:
+    its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
+    Threads that store would keep the wgmmas waiting: 8192x50257x768 took 1140 instead of 956 us on an H200."""
+    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
@@ -222,8 +222,6 @@ def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
     if tile.cluster_k == 1:
         extent = tile.mma_n if family(target) == "hopper" else tile.mma_n // groups
         widest = min(SEGMENT_BYTES, share // 8, 128 * 32 * warps // rows * out_bytes)
-        if defers_store(tile, out_dtype, "threads", target):
-            widest = min(widest, DEFERRED_SEGMENT_BYTES)
         cols = _span_bytes(extent * out_bytes, widest) // out_bytes
     return (16 if 16 * cols * out_bytes <= share else 8), cols
 

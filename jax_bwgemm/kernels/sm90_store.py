@@ -101,32 +101,27 @@ class Sm90Store(Gemm):
     def round(self, acc: cute.Tensor, held: cute.Tensor, loaded: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Epilogue and rounding of all boxes, which leave later."""
         flat = cute.coalesce(acc)
+        count = cutlass.const_expr(cute.size(flat) // self.boxes)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
             self.epilogue.apply(values, self.runs(), loaded[box % self.boxes_n], args)
-            self.held_box(held, box).store(values.load().to(self.out_dtype))
+            cute.make_tensor(held.iterator + box * count, cute.make_layout(count)).store(
+                values.load().to(self.out_dtype)
+            )
 
     @cute.jit
     def store_held(
         self, held: cute.Tensor, outlet: Outlet, at: Any, box: Int32, group: StoreGroup, sizes: Sizes
     ) -> Int32:
         """The next box, if one is left. Registers have no run-time index, hence a branch for each."""
+        count = cutlass.const_expr(cute.size(held) // self.boxes)
         for i in cutlass.range_constexpr(self.boxes):
             if box == i:
                 if cutlass.const_expr(i == 0):
                     self.reclaim(group, WARPGROUP_THREADS)
-                rounded, place = self.held_box(held, i), Int32(i)
-                if cutlass.const_expr(self.store_kind == "threads"):
-                    place = cute.arch.make_warp_uniform(box)  # `i`, and all boxes would be turned before the main loop
-                if cutlass.const_expr(not self.by_rows):
-                    rounded = cute.make_tensor(rounded.iterator, cute.make_layout(cute.shape(outlet.Rs)[:3]))
-                self.publish(outlet, rounded, self.box_at(at, place), buffer_of(i), group, WARPGROUP_THREADS, sizes)
+                rounded = cute.make_tensor(held.iterator + i * count, cute.make_layout(cute.shape(outlet.Rs)[:3]))
+                self.publish(outlet, rounded, self.box_at(at, i), buffer_of(i), group, WARPGROUP_THREADS, sizes)
         return box + 1
-
-    def held_box(self, held: cute.Tensor, box: int) -> cute.Tensor:
-        """A thread's elements of a box."""
-        count = cute.size(held) // self.boxes
-        return cute.make_tensor(held.iterator + box * count, cute.make_layout(count))
 
     @cute.jit
     def store_rest(
