@@ -210,3 +210,26 @@ def test_a_scope_goes_with_an_order(access: str) -> None:
 
 def test_without_checks() -> None:
     two_ctas(AT + "st.global.b32 [%d1], %r2;", checks=False)
+
+
+TWO_FLAGS = f"""
+ mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.b32 %r20, {UP}; ld.param.b64 %d2, [p0]; ld.param.b64 %d3, [p1];
+ setp.eq.u32 %p1, %r2, 2; setp.lt.u32 %p2, %r1, 2; setp.eq.u32 %p3, %r1, 0; add.s32 %r3, %r2, 40;
+ @%p1 mov.u32 %r2, %r1; mul.wide.u32 %d4, %r2, 4; add.s64 %d1, %d2, %d4; add.s64 %d5, %d3, %d4;
+ @%p1 bra WAIT; @!%p3 bra DONE; st.global.b32 [%d5], %r3; st.release.gpu.global.b32 [%d1], %r20; bra DONE;
+ WAIT: @!%p2 bra DONE;
+ AGAIN: ld.acquire.gpu.global.b32 %r21, [%d1]; setp.ne.s32 %p4, %r21, {UP}; @%p4 bra AGAIN;
+ ld.global.b32 %r22, [%d5]; st.global.b32 [%d5+8], %r22;
+ DONE:
+"""
+
+
+def test_one_load_of_several_flags() -> None:
+    """Two lanes of one warp look at the flags of two clusters: each finds its own late, or up with what it released."""
+    for schedule in Schedule.standard(3):
+        flags, numbers = np.zeros(2, np.uint32), np.zeros(4, np.uint32)
+        memory = Memory()
+        addresses = tuple(memory.register(x, f"p{i}") for i, x in enumerate((flags, numbers)))
+        launch = Launch((3, 1, 1), (32, 1, 1), addresses, (1, 1, 1), 1024)
+        run(parse(module_text(TWO_FLAGS, addresses, 32)), launch, memory, schedule, max_instructions=10**5)
+        assert numbers.tolist() == [40, 41, 40, 41]
