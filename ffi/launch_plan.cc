@@ -109,7 +109,8 @@ Status PlanGrid(const JbwLaunchRequest& request, const Sizes& sizes, JbwLaunchPl
     int64_t with_room;
     JBW_RETURN_IF_ERROR(WorkspaceClusters(request, &with_room));
     const int64_t sharing = request.stream_tiles > 0 ? request.stream_clusters : 1;
-    num_clusters = std::min({std::max(plan->num_cluster_tiles, sharing), int64_t{request.max_active_clusters}, with_room});
+    num_clusters =
+        std::min({std::max(plan->num_cluster_tiles, sharing), int64_t{request.max_active_clusters}, with_room});
   }
   plan->grid[0] = plan->cluster[0] = static_cast<uint32_t>(request.cluster_m);
   plan->grid[1] = plan->cluster[1] = static_cast<uint32_t>(request.cluster_n);
