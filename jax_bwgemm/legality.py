@@ -86,7 +86,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if tile.k_tile * in_bytes != SWIZZLE_BYTES:
         return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
     reason = _why_not_cluster(tile) or (
-        _why_not_hopper(tile) if family(arch.target) == "hopper" else _why_not_blackwell(tile, arch)
+        _why_not_hopper(tile, problem.a_dtype) if family(arch.target) == "hopper" else _why_not_blackwell(tile, arch)
     )
     if reason:
         return reason
@@ -153,7 +153,7 @@ def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arc
     return None
 
 
-def _why_not_hopper(tile: Tile) -> str | None:
+def _why_not_hopper(tile: Tile, in_dtype: str) -> str | None:
     if tile.cta_group != 1:
         return f"`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got {tile.cta_group}"
     if tile.num_accs != 1:
@@ -165,6 +165,8 @@ def _why_not_hopper(tile: Tile) -> str | None:
         return f"`mma_m` requires one of {legal_m} on sm_90a, got {tile.mma_m}"
     if tile.mma_n % 16 or not 16 <= tile.mma_n <= 256:
         return f"`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got {tile.mma_n}"
+    if in_dtype == "float32" and tile.mma_n % 32 and tile.mma_n != 16:  # CuTeDSL 4.8.1 aborts on these
+        return f"`mma_n` requires 16 or a multiple of 32 for float32 on sm_90a, got {tile.mma_n}"
     regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
     most = 64 if tile.promoted else 128
     if regs > most:

@@ -85,6 +85,12 @@ def test_legal(tile, problem, arch):
             "`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got 100",
         ),
         (
+            Tile(128, 48, 32),
+            changed(a_dtype="float32", b_dtype="float32", out_dtype="float32", b_major="k"),
+            H200,
+            "`mma_n` requires 16 or a multiple of 32 for float32 on sm_90a, got 48",
+        ),
+        (
             Tile(256, 256),
             PROBLEM,
             H200,
