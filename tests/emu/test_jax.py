@@ -22,7 +22,7 @@ from jax_bwgemm.plan import candidates, plan
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
-from tests.cases import Case, check, check_case
+from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
 from tests.emu.shipped import copy_alone, variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
@@ -317,17 +317,28 @@ def test_bad_values() -> None:
 
 
 def test_fallback_rules_where_no_kernel_fits() -> None:
-    a, b = normal(0, 16, 64, dtype="float32"), normal(1, 64, 63, dtype="float32")
-    with pytest.raises(
-        FallbackError, match="XLA computes 16x63x64 .*: sm_90a requires both operands k-major for float32"
-    ):
-        matmul(a, b, emulate="sm_90a")
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-128, 128, (16, 64), np.int8), rng.integers(-128, 128, (64, 63), np.int8)
+    product = functools.partial(matmul, a, b, out_dtype=jnp.int32)
+    lacks = "sm_103a has no tensor core instruction for int8"
+    with pytest.raises(FallbackError, match=f"XLA computes 16x63x64 .*: {lacks}"):
+        product(emulate="sm_103a")
+    with pytest.warns(FallbackWarning, match=lacks):
+        out = product(emulate="sm_103a", on_fallback="warn")
+    assert np.array_equal(out, a.astype(np.int32) @ b.astype(np.int32))
+    x, w = normal(0, 16, 64, dtype="float32"), normal(1, 64, 63, dtype="float32")
     with pytest.raises(FallbackError, match="requires a `precision` below highest"):
-        matmul(a, b, precision="highest")
-    with pytest.warns(FallbackWarning, match="sm_90a requires both operands k-major for float32"):
-        out = matmul(a, b, emulate="sm_90a", on_fallback="warn")
-    check(np.asarray(out), f64(a) @ f64(b), "float32")
-    assert matmul(a[:, :0], b[:0]).shape == (16, 63)
+        matmul(x, w, precision="highest")
+    assert matmul(x[:, :0], w[:0]).shape == (16, 63)
+
+
+def test_results_of_odd_rows() -> None:
+    """Both orders of the operands, in TF32 and float8: threads store what TMA cannot step over."""
+    for dtype, out, bound in (("float32", "float32", TF32_BOUND), ("float8_e4m3fn", "bfloat16", BOUNDS["bfloat16"])):
+        a, b = (normal(i, *shape, dtype="float32").astype(dtype) for i, shape in enumerate(((72, 80), (80, 131))))
+        for x, w in ((a, b), (b.T, a.T)):
+            got = matmul(x, w, emulate="sm_90a", out_dtype=out)
+            assert relative_error(np.asarray(got), f64(x) @ f64(w)) <= bound
 
 
 def test_explain() -> None:
