@@ -4,7 +4,8 @@ The model orders tiles; it does not promise a time. From the inside out:
 
     k step   the tensor cores beside the L2 cache that fills a stage; at least a load's latency over the stages
     tile     its k steps (divided by `cluster_k`), and what of commit, exchange and epilogue no main loop hides
-    launch   as many waves of cluster tiles as the SMs need, beside the traffic to device memory
+    launch   as many waves of cluster tiles as the SMs need, or whole waves and a stream of k tiles that all clusters
+             share (stream-K); beside the traffic to device memory
     around   passes over operands whose rows TMA cannot step over
 
 The SMs' clock falls as the tensor cores' utilisation rises (published for Blackwell, fitted for Hopper), which takes a
@@ -59,8 +60,8 @@ ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies
 THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores
 HOPPER_THREAD_STORE_CYCLES = 0.061  # the same of our own stores, 16 bytes each
 STREAM_CYCLES, STREAM_PART = 2120, 2.9  # of a tile in parts; and for each part, times reading it from L2
-STREAM_SKEW = 1.05  # a k step of clusters that are at many places of k, against others
-MAX_PARTS = 16  # of a tile: more were never faster
+STREAM_SKEW = 1.05  # a k step of clusters that are at many places of k, against others; assumed
+MAX_PARTS = 16  # of a tile; assumed: none of 15 products on an H200 was fastest with more than 8
 EXCHANGE_CYCLES = 3330, 265  # of a tile that is split along k, and for each CTA that meets
 
 

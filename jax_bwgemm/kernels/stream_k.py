@@ -1,4 +1,4 @@
-"""Stream-K: the last tiles are one stream of k tiles, of which every cluster takes an equally long piece.
+"""Stream-K: the last tiles are one stream of k tiles, of which every cluster takes an equally long share.
 
 Whole tiles are dealt to the clusters in turn. The last `tiles` of them lie behind one another as tiles * k_tiles k
 tiles; cluster c of C multiplies those from c * each on (the first ones have one more). Where a tile ends within a
