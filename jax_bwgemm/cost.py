@@ -61,7 +61,7 @@ THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores
 HOPPER_THREAD_STORE_CYCLES = 0.061  # the same of our own stores, 16 bytes each
 STREAM_CYCLES, STREAM_PART = 2120, 2.9  # of a tile in parts; and for each part, times reading it from L2
 STREAM_SKEW = 1.05  # a k step of clusters that are at many places of k, against others; assumed
-MAX_PARTS = 16  # of a tile; assumed: none of 15 products on an H200 was fastest with more than 8
+MAX_PARTS = 16  # of a tile, at most; assumed
 EXCHANGE_CYCLES = 3330, 265  # of a tile that is split along k, and for each CTA that meets
 
 

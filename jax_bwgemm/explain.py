@@ -195,7 +195,7 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         "store": _why_store(plan.problem),
         "pad": _why_padding(plan, plan.chosen),
     }
-    return [f"  {what + ':':<6} {why}" for what, why in lines.items() if why]
+    return [f"  {what + ':':<7} {why}" for what, why in lines.items() if why]
 
 
 def _why_tile(plan: Plan, chosen: Candidate) -> str:

@@ -144,5 +144,6 @@ class Case:
 
 
 def rotation(case: Case, l2_bytes: int) -> int:
-    """Copies of the operands to go round: twice the L2 cache, so that no product finds its operands there."""
+    """Copies of the operands to go round: twice the L2 cache, so that no product finds its operands there, or what is
+    left of one that is larger alone."""
     return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / case.min_bytes)))

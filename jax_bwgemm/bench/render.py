@@ -88,7 +88,8 @@ def _conditions(result: Result) -> str:
     text = (
         f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}{rests}, median of {between} "
         "alternating rounds, standard normal inputs. Ratios: XLA's time, with its default flags and "
-        "with the best of the sets of flags, over ours."
+        "with the best of the sets of flags, over ours. Limit: the tensor cores at the highest clock, or every operand "
+        f"once at {ARCHS[result.arch].memory_tb_per_s} TB/s, which what mostly reads may pass."
     )
     if fallen := [row.shape for row in result.rows if not row.variant]:
         text += f" (XLA): no kernel of ours, so both are XLA's: {', '.join(fallen)}."

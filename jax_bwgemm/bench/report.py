@@ -134,8 +134,9 @@ def summary(rows: Sequence[Row]) -> Summary:
 
 
 def limits_us(case: Case, arch: Arch) -> tuple[float, float]:
-    """(compute, memory): no kernel is faster than the tensor cores' peak, or than reading and writing every operand
-    once. Compute is 0 where the tensor cores have no such instruction."""
+    """(compute, memory): the tensor cores' peak at the highest clock, and moving every operand once at the rate of the
+    device's record (of an H200, a copy's). What mostly reads, and finds a part in the L2 cache, may be faster than the
+    latter. Compute is 0 where the tensor cores have no such instruction."""
     peak_flops_per_us = arch.num_sms * arch.clock_ghz * 1e3 * arch.flops_per_clk(case.dtype)
     compute_us = case.flops / peak_flops_per_us if peak_flops_per_us else 0.0
     return compute_us, case.min_bytes / (arch.memory_tb_per_s * 1e6)

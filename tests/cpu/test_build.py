@@ -58,13 +58,13 @@ FACTS = Facts("gemm_0", 168, 0, 384, ((48, 128), (176, 4), (184, 8)), b"", "12.9
 
 
 def refuse(
-    compiled: FakeCompiled = FakeCompiled(),  # noqa: B008
+    compiled: Any = FakeCompiled(),  # noqa: B008
     facts: Facts = FACTS,
     opcodes: list[str] = HOPPER_SASS,  # noqa: B006
     of: Variant | None = None,
 ) -> str | None:
     of = of or variant()
-    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, sass.kind_of(of)))  # type: ignore[arg-type]
+    return refusals.why_refused(of, compiled, facts, sass.count(opcodes, sass.kind_of(of)))
 
 
 def test_a_good_kernel_is_not_refused() -> None:
@@ -175,9 +175,9 @@ def test_only_is_a_glob_on_names() -> None:
 
 
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
-    compiled = FakeCompiled(cubin=of.name.encode())
+    compiled: Any = FakeCompiled(cubin=of.name.encode())
     facts = dataclasses.replace(FACTS, entry=compiled.entry)
-    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, sass.kind_of(of)), out, source)  # type: ignore[arg-type]
+    entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, sass.kind_of(of)), out, source)
     assert isinstance(entry, Entry)
     return entry
 
