@@ -81,6 +81,7 @@ Status ReadTile(const ffi::Dictionary& attrs, JbwLaunchRequest* request) {
       {"smem_bytes", &request->smem_bytes},
       {"raster_group", &request->raster_group},
       {"raster_along_n", &request->raster_along_n},
+      {"raster_order", &request->raster_order},
       {"a_l2", &request->a_l2},
       {"b_l2", &request->b_l2},
       {"stream_tiles", &request->stream_tiles},

@@ -195,6 +195,7 @@ Status CheckAttributes(const JbwLaunchRequest& request) {
   JBW_RETURN_IF_ERROR(CheckRange("smem_bytes", request.smem_bytes, 0, 1 << 20));
   JBW_RETURN_IF_ERROR(CheckRange("raster_group", request.raster_group, 1, kInt32Max));
   JBW_RETURN_IF_ERROR(CheckRange("raster_along_n", request.raster_along_n, 0, 1));
+  JBW_RETURN_IF_ERROR(CheckRange("raster_order", request.raster_order, 0, 1));
   JBW_RETURN_IF_ERROR(CheckRange("a_l2", request.a_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("b_l2", request.b_l2, 0, kNumL2Policies - 1));
   JBW_RETURN_IF_ERROR(CheckRange("pdl", request.pdl, 0, 1));
@@ -220,8 +221,8 @@ Status MakeLaunchPlan(const JbwLaunchRequest& request, JbwLaunchPlan* plan) {
   for (int i = 0; i < request.num_params; ++i) plan->param_offsets[i] = request.params[i].offset;
   plan->param_bytes = request.param_bytes;
   PackParams(Params(request),
-             {sizes, request.raster_group, request.raster_along_n, request.a_l2, request.b_l2, request.stream_tiles,
-              request.stream_clusters, request.alpha, request.token},
+             {sizes, request.raster_group, request.raster_along_n, request.raster_order, request.a_l2, request.b_l2,
+              request.stream_tiles, request.stream_clusters, request.alpha, request.token},
              plan->params);
   return {};
 }

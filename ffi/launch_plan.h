@@ -20,7 +20,7 @@ struct JbwLaunchRequest {
   int32_t a_major, b_major, c_major;  // the characters 'k', 'm', 'n'
   int32_t cta_m, mma_n, cluster_m, cluster_n, cluster_k;
   int32_t num_threads, smem_bytes;
-  int32_t raster_group, raster_along_n;
+  int32_t raster_group, raster_along_n, raster_order;
   int32_t a_l2, b_l2;                     // as in ParamValues
   int32_t stream_tiles, stream_clusters;  // how many tiles, the last ones, how many clusters share, if the kernel can
   int32_t pdl;                            // 1: the kernel may start before the one before it ends

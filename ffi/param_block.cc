@@ -24,6 +24,7 @@ constexpr KindFacts kKinds[kNumParamKinds] = {
     {"b_batch_step", 4, 4},
     {"raster_group", 4, 4},
     {"raster_along_n", 4, 4},
+    {"raster_order", 4, 4},
     {"a_policy", 8, 8},
     {"b_policy", 8, 8},
     {"stream_tiles", 4, 4},
@@ -76,8 +77,10 @@ int32_t IntValue(int32_t kind, const ParamValues& values) {
       return values.sizes.b_batch > 1;
     case kRasterGroup:
       return values.raster_group;
-    default:
+    case kRasterAlongN:
       return values.raster_along_n;
+    default:
+      return values.raster_order;
   }
 }
 
@@ -140,7 +143,7 @@ void PackParams(const ParamList& list, const ParamValues& values, unsigned char*
       Store(block, param.offset, values.stream_tiles);
     } else if (param.kind == kStreamClusters) {
       Store(block, param.offset, values.stream_clusters);
-    } else if (param.kind >= kM && param.kind <= kRasterAlongN) {
+    } else if (param.kind >= kM && param.kind <= kRasterOrder) {
       Store(block, param.offset, IntValue(param.kind, values));
     }
   }

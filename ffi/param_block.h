@@ -8,7 +8,7 @@
 #include "operands.h"
 #include "status.h"
 
-#define JBW_MAX_PARAMS 20
+#define JBW_MAX_PARAMS 24
 #define JBW_MAX_PARAM_BYTES 1024
 
 extern "C" {
@@ -36,6 +36,7 @@ enum ParamKind : int32_t {
   kBBatchStep,
   kRasterGroup,
   kRasterAlongN,
+  kRasterOrder,
   kAPolicy,
   kBPolicy,
   kStreamTiles,
@@ -63,7 +64,8 @@ inline constexpr int32_t kNumL2Policies = 3;
 struct ParamValues {
   Sizes sizes;
   int32_t raster_group, raster_along_n;
-  int32_t a_l2, b_l2;  // 0: normal, 1: evict_first, 2: evict_last
+  int32_t raster_order;  // 0: groups, 1: snake
+  int32_t a_l2, b_l2;    // 0: normal, 1: evict_first, 2: evict_last
   int32_t stream_tiles, stream_clusters;
   float alpha;
   uint64_t token;

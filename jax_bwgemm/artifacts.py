@@ -34,6 +34,7 @@ PARAM_KINDS = (
     "b_batch_step",
     "raster_group",
     "raster_along_n",
+    "raster_order",
     "a_policy",
     "b_policy",
     "stream_tiles",

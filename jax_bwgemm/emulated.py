@@ -196,6 +196,7 @@ def _request(plan: Plan, entry: Entry, max_clusters: int) -> ffi.LaunchRequest:
         **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
         **{name: getattr(entry, name) for name in ("num_threads", "smem_bytes", "param_bytes")},
         **{name: getattr(plan, name) for name in ("raster_group", "raster_along_n")},
+        raster_order=ffi.RASTER_CODES[plan.raster_order],
         stream_tiles=plan.stream.tiles,
         stream_clusters=plan.stream.clusters,
         a_l2=ffi.L2_CODES[plan.a_l2],

@@ -184,6 +184,8 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         return []
     along = "columns" if plan.raster_along_n else "rows"
     order = f"groups of {plan.raster_group} {along} of cluster tiles, so that concurrent ones share the L2 cache"
+    if plan.raster_order == "snake":
+        order += "; every second group backwards"
     lines = {
         "tile": _why_tile(plan, plan.chosen),
         "pairs": _why_cta_group(plan, plan.chosen),

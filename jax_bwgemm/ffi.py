@@ -34,8 +34,9 @@ DTYPE_CODES = {
     "float8_e4m3fn": 20,
 }  # XLA_FFI_DataType
 L2_CODES = {"normal": 0, "evict_first": 1, "evict_last": 2}
+RASTER_CODES = {"groups": 0, "snake": 1}
 
-_MAX_PARAMS = 20
+_MAX_PARAMS = 24
 _MAX_PARAM_BYTES = 1024
 _ERROR_BYTES = 4096
 _REMEDY = "reinstall jax_bwgemm, or build the library with `cmake -S ffi -B build/ffi && cmake --build build/ffi`"
@@ -71,7 +72,8 @@ class LaunchRequest(ctypes.Structure):
         *((name, Buffer) for name in ("a", "b", "out", "bias", "residual", "workspace")),
         *((name, ctypes.c_int32) for name in ("a_major", "b_major", "c_major")),  # ord("k"), ord("m"), ord("n")
         *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")),
-        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "raster_group", "raster_along_n")),
+        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes")),
+        *((name, ctypes.c_int32) for name in ("raster_group", "raster_along_n", "raster_order")),
         *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "stream_tiles", "stream_clusters", "pdl")),
         ("alpha", ctypes.c_float),
         ("token", ctypes.c_uint64),  # the value of a raised flag in the workspace

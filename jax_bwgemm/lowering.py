@@ -16,7 +16,7 @@ from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
 from jax_bwgemm.config import report_fallback
 from jax_bwgemm.cost import concurrent_clusters
 from jax_bwgemm.decision import Decision, decide, k_major, without_epilogue
-from jax_bwgemm.ffi import L2_CODES, TARGET_NAME
+from jax_bwgemm.ffi import L2_CODES, RASTER_CODES, TARGET_NAME
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
@@ -181,6 +181,7 @@ def attributes(decision: Decision) -> dict[str, Any]:
         "smem_bytes": entry.smem_bytes,
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,
+        "raster_order": RASTER_CODES[plan.raster_order],
         "a_l2": L2_CODES[plan.a_l2],
         "b_l2": L2_CODES[plan.b_l2],
         "stream_tiles": plan.stream.tiles,

@@ -29,6 +29,7 @@ SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster may leave so
 SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 L2_HINTS = ("normal", "evict_first", "evict_last")
+RASTER_ORDERS = ("groups", "snake")
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 
@@ -52,7 +53,9 @@ class Plan:
 
     `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
-    row first, else columns, walked column first. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's operands.
+    row first, else columns, walked column first. `raster_order`, of `RASTER_ORDERS`: every group from the same side,
+    which is what `plan` chooses, or every second one backwards. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's
+    operands.
     `stream`: which tiles the clusters share, if the tile has `stream_k`.
     With `pdl` the kernel may start before the one before it ends (programmatic dependent launch). `candidates` are in
     the planner's order of preference. `record` holds the measured times that the choice follows, if it does.
@@ -65,6 +68,7 @@ class Plan:
     reason: str | None = None
     raster_group: int = 1
     raster_along_n: int = 0
+    raster_order: str = "groups"
     swapped: bool = False
     a_l2: str = "normal"
     b_l2: str = "normal"
@@ -152,7 +156,20 @@ def plan(
     stream = best_stream(best.tile, seen, arch)
     pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
     source = record if is_measured else None
-    return Plan(seen, arch, judged, best.tile, None, group, along_n, best.swapped, a_l2, b_l2, pdl, stream, source)
+    return Plan(
+        seen,
+        arch,
+        judged,
+        best.tile,
+        raster_group=group,
+        raster_along_n=along_n,
+        swapped=best.swapped,
+        a_l2=a_l2,
+        b_l2=b_l2,
+        pdl=pdl,
+        stream=stream,
+        record=source,
+    )
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:

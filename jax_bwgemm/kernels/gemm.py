@@ -42,6 +42,7 @@ class Sizes(NamedTuple):
     b_batch_step: Int32
     raster_group: Int32
     raster_along_n: Int32
+    raster_order: Int32
 
 
 class Hints(NamedTuple):
@@ -140,7 +141,8 @@ class Gemm:
         x, y, block_z = cute.arch.block_idx()
         rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
         tiles_m, tiles_n = Uint32((sizes.m + (rows - 1)) // rows), Uint32((sizes.n + (cols - 1)) // cols)
-        order = TileOrder(tiles_m, tiles_n, Uint32(sizes.raster_group), Uint32(sizes.raster_along_n))
+        raster = sizes.raster_group, sizes.raster_along_n, sizes.raster_order
+        order = TileOrder(tiles_m, tiles_n, *map(Uint32, raster))
         num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
         k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
         first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])

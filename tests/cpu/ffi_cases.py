@@ -76,6 +76,7 @@ def request(
         **(defaults | fields),
         raster_group=8,
         raster_along_n=1,
+        raster_order=1,
         alpha=0.5,
         swizzle_bytes=(128, 128, 128 if store == "tma" else 0),
         swizzle_atom_bytes=(16, 16, 16 if store == "tma" else 0),

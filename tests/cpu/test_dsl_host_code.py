@@ -37,7 +37,7 @@ ADDRESSES = {
 STREAM = {"stream_tiles": 3, "stream_clusters": 5, "workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
 INTS = {
     "m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0,
-    "raster_group": 5, "raster_along_n": 1,
+    "raster_group": 5, "raster_along_n": 1, "raster_order": 1,
 }  # fmt: skip
 POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000}  # evict_last, evict_first
 SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c"), 128)
@@ -150,6 +150,7 @@ def _our_plan(variant: Variant) -> ffi.LaunchPlan:
         smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch),
         raster_group=INTS["raster_group"],
         raster_along_n=INTS["raster_along_n"],
+        raster_order=INTS["raster_order"],
         a_l2=ffi.L2_CODES["evict_last"],
         b_l2=ffi.L2_CODES["evict_first"],
         alpha=ALPHA,

@@ -58,6 +58,16 @@ def test_one_cta_is_explained_by_its_numbers():
     assert "; 256x256x64_cta2_cluster2x1 needs 64 B/clk" in line(text, "pairs")
 
 
+def test_the_order_of_tiles():
+    chosen = plan(Problem(8192, 8192, 8192), H200, tile=BEST_H200)
+    groups, snake = (
+        line(str(Explanation(chosen.problem, dataclasses.replace(chosen, raster_order=order), "kernel")), "order")
+        for order in ("groups", "snake")
+    )
+    assert "groups of 8 rows of cluster tiles" in groups and "backwards" not in groups
+    assert snake == f"{groups}; every second group backwards"
+
+
 def test_users_tile(artifacts_dir):
     text = str(jax_bwgemm.explain(LARGE, LARGE, device="b200", tile="128x256x64_cta1_cluster1x1"))
     assert "the only candidate" in line(text, "tile")

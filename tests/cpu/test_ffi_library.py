@@ -19,7 +19,8 @@ ATTRIBUTES: dict[str, Any] = dict(
     variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64, a_major="k", b_major="n", c_major="n",
     **{name: np.int32(value) for name, value in dict(
         cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448,
-        raster_group=8, raster_along_n=0, a_l2=2, b_l2=1, stream_tiles=0, stream_clusters=1, pdl=1, param_bytes=384,
+        raster_group=8, raster_along_n=0, raster_order=0, a_l2=2, b_l2=1, stream_tiles=0, stream_clusters=1, pdl=1,
+        param_bytes=384,
     ).items()},
     alpha=np.float32(1), a_box=np.array([64, 128, 1], np.int32), b_box=np.array([64, 128, 1], np.int32),
     c_box=np.array([64, 64, 1], np.int32), swizzle_bytes=np.array([128] * 3, np.int32),
@@ -133,8 +134,8 @@ def test_every_attribute_is_required(cpu_target: str, missing: str) -> None:
         (dict(a_box=np.zeros(2, np.int32)), "attribute `a_box` requires 3 int32, got 2"),
         (dict(a_major="km"), "attribute `a_major` requires one character, got 'km'"),
         (dict(b_major="m"), "`b_major` requires 'n' or 'k', got 'm'"),
-        (dict(params=np.zeros(4, np.int32)), "requires (kind, offset, size) of at most 20 leaves, got 4 numbers"),
-        (dict(params=np.zeros(63, np.int32)), "of at most 20 leaves, got 63 numbers"),
+        (dict(params=np.zeros(4, np.int32)), "requires (kind, offset, size) of at most 24 leaves, got 4 numbers"),
+        (dict(params=np.zeros(75, np.int32)), "of at most 24 leaves, got 75 numbers"),
         (dict(cluster_n=np.int32(0)), "`cluster_n` requires 1..16, got 0"),
         (dict(cluster_k=np.int32(16)), "`cluster_m * cluster_n * cluster_k` requires 1..16, got 32"),
         (

@@ -85,7 +85,7 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
 def test_the_longest_list_of_parameters_fits() -> None:
     request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
     plan = ffi.launch_plan(request)
-    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (20, 600, 592)
+    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (21, 608, 600)
     assert _leaf(plan, request, "alpha") == struct.pack("<f", 0.5)
 
 
@@ -177,13 +177,13 @@ def test_other_majors_are_the_same_bytes_under_other_names() -> None:
 
 
 def test_parameter_block() -> None:
-    # 3 descriptors; m n k batch, the steps (a has its own batch, b is shared), the raster; the L2 policies; alpha;
-    # padding; the bias.
+    # 3 descriptors; m n k batch, the steps (a has its own batch, b is shared), the raster; padding; the L2 policies;
+    # alpha; padding; the bias.
     plan = ffi.launch_plan(ffi_cases.request(b_batch=1, has_bias=True, b_l2=1))
-    assert plan.param_bytes == 448
-    assert plan.bias_offset == 440
-    numbers = (1000, 520, 4096, 2, 1, 0, 8, 1, 0x1000000000000000, 0x12F0000000000000, 0.5)
-    want = bytes(384) + struct.pack("<8i2Qf", *numbers) + bytes(4) + bytes(8)
+    assert plan.param_bytes == 456
+    assert plan.bias_offset == 448
+    numbers = (1000, 520, 4096, 2, 1, 0, 8, 1, 1, 0x1000000000000000, 0x12F0000000000000, 0.5)
+    want = bytes(384) + struct.pack("<9i4x2Qf", *numbers) + bytes(4) + bytes(8)
     assert plan.param_block == want
     assert ffi.launch_plan(ffi_cases.request()).bias_offset == -1
 
@@ -257,7 +257,7 @@ def test_against_independent_formulas(
         assert tuple(spec.dims) == shape[::-1]
         assert tuple(spec.stride_bytes) == (DTYPE_BYTES[dtype] * shape[2], DTYPE_BYTES[dtype] * shape[1] * shape[2])
     values = {"m": m, "n": n, "k": shapes[0][2] if majors[:2] == "kk" else k, "batch": batch}
-    values |= {"raster_group": 8, "raster_along_n": 1, "a_policy": 1 << 60, "b_policy": 1 << 60}
+    values |= {"raster_group": 8, "raster_along_n": 1, "raster_order": 1, "a_policy": 1 << 60, "b_policy": 1 << 60}
     values |= {"a_batch_step": batches[0] != 1, "b_batch_step": batches[1] != 1}
     for kind, value in values.items():
         assert int.from_bytes(_leaf(plan, request, kind), "little", signed=True) == value
@@ -292,10 +292,10 @@ def test_grid_of_a_stream_k(stream: tuple[int, int], max_clusters: int, room: in
 
 
 def test_a_stream_k_needs_its_parameters() -> None:
-    # 3 descriptors, 8 sizes of 4 bytes, 2 policies; tiles, clusters, the workspace's address, the token; alpha
+    # 3 descriptors, 9 sizes of 4 bytes, padding, 2 policies; tiles, clusters, the workspace's address, the token; alpha
     request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)
     plan = ffi.launch_plan(request)
-    assert (plan.workspace_offset, plan.param_bytes) == (440, 460)
-    assert plan.param_block[432:456] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
+    assert (plan.workspace_offset, plan.param_bytes) == (448, 468)
+    assert plan.param_block[440:464] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
     plain = ffi.launch_plan(ffi_cases.request(stream_tiles=7, stream_clusters=66))
-    assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 436, [2, 1, 24])
+    assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 444, [2, 1, 24])

@@ -77,6 +77,7 @@ def run_matmul(
     schedule: Schedule | None = None,
     stream: tuple[int, int] = (0, 1),
     workspace: np.ndarray | None = None,
+    raster_order: int = 0,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
     """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n)."""
@@ -103,6 +104,7 @@ def run_matmul(
         "b_batch_step": int(b.shape[0] > 1),
         "raster_group": raster_group,
         "raster_along_n": raster_along_n,
+        "raster_order": raster_order,
         "a_policy": NORMAL,
         "b_policy": NORMAL,
         "alpha": struct.pack("<f", alpha),

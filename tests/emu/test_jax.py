@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import pathlib
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from jax_bwgemm import decision, emulated, ffi
 from jax_bwgemm.config import FallbackError, FallbackWarning
 from jax_bwgemm.decision import decide
 from jax_bwgemm.emulator import Fault
-from jax_bwgemm.plan import candidates, plan
+from jax_bwgemm.plan import RASTER_ORDERS, candidates, plan
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
@@ -414,3 +416,20 @@ def test_number_of_clusters() -> None:
     np.testing.assert_array_equal(one(a, b), all_(a, b))
     with pytest.raises(Fault, match="instruction-budget"):
         one.run(a, b, max_instructions=100)
+
+
+def test_the_order_of_a_plan() -> None:
+    """It reaches the kernel's parameters, and no bit of the result."""
+    problem = Problem(1288, 264, 72)
+    decision = decide(problem, "h200", Tile.from_str(HOPPER), is_emulated=True)
+    assert decision.plan is not None and decision.entry is not None
+    a, b = np.asarray(normal(0, 1, 1288, 72)), np.asarray(normal(1, 1, 72, 264))
+    offset = next(param.offset for param in decision.entry.params if param.kind == "raster_order")
+    results = []
+    for code, order in enumerate(RASTER_ORDERS):
+        changed = dataclasses.replace(decision.plan, raster_group=2, raster_order=order)
+        kernel = emulated.kernel_of(dataclasses.replace(decision, plan=changed), problem, 2)
+        assert kernel.plan.param_block[offset : offset + 4] == struct.pack("<i", code)
+        results.append(kernel(a, b))
+    np.testing.assert_array_equal(*results)
+    check(results[0], f64(a) @ f64(b), "bfloat16")

@@ -22,7 +22,7 @@ from jax_bwgemm.tile import TMA_ALIGN_BYTES
 
 def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:
     """A function of a, b and what the epilogue takes, as stored; the result as it is stored. `settings` replace the
-    planner's, such as raster_group=1 or stream=Stream(2, 4)."""
+    planner's, such as raster_order="snake" or stream=Stream(2, 4)."""
     ffi.register(artifacts.artifact_dirs())
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
