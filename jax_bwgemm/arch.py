@@ -32,9 +32,9 @@ class Arch:
     source: str
 
     def max_clusters(self, ctas: int) -> int:
-        """Clusters of `ctas`, a power of two, that run at once."""
+        """Clusters of `ctas`, a power of two, that run at once: what a device said, which may have had more SMs."""
         known = dict(zip((1, 2, 4, 8, 16), self.clusters, strict=False))
-        return known.get(ctas, max(1, self.num_sms // ctas))
+        return max(1, min(known.get(ctas, self.num_sms), self.num_sms // ctas))
 
     @property
     def peak_tflops(self) -> float:

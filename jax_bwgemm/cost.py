@@ -246,6 +246,7 @@ def memory_bytes_per_clk(arch: Arch) -> float:
 
 
 def concurrent_clusters(tile: Tile, arch: Arch) -> int:
+    """Those of four CTAs and more leave SMs idle, where a GPC has SMs for no more of them: of 132, 120 are at work."""
     return arch.max_clusters(tile.cluster_ctas)
 
 
@@ -288,7 +289,7 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream = NO_ST
     that does not start on a line of 128 bytes lies in one more.
     """
     kind, clusters = family(arch.target), max(num_tiles(tile, problem), stream.clusters)
-    ctas = min(arch.num_sms, clusters * tile.cluster_ctas)
+    ctas = min(concurrent_clusters(tile, arch), clusters) * tile.cluster_ctas
     rate = min(L2_ALONE_BYTES_PER_CLK[kind], arch.l2_read_bytes_per_clk * arch.num_sms / ctas)
     a, b = fill_parts(tile, DTYPE_BYTES[problem.a_dtype])
     torn_a, torn_b = (TORN_LINES[kind] if is_torn(problem, x) else 1.0 for x in "ab")
@@ -338,7 +339,7 @@ def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
     out_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
     if family(arch.target) == "blackwell" or tile.pingpong or out_bytes <= RETAINED * arch.l2_bytes:
         return STORE_BYTES_PER_CLK
-    return memory_bytes_per_clk(arch) / arch.num_sms
+    return memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
 
 
 def exchange_cycles(tile: Tile, arch: Arch) -> float:

@@ -25,7 +25,9 @@ from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 NOISE = 1.01  # measured times that are closer change places from one tuning to the next, on an H200
-SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster may leave some of a GPC empty, which `cost` ignores
+SURE_CLUSTER_CTAS = (
+    2  # SMs come in pairs (TPCs); a larger cluster may leave some of a GPC empty, which `Arch.clusters` may not say
+)
 SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 L2_HINTS = ("normal", "evict_first", "evict_last")

@@ -100,6 +100,8 @@ SHIPPED_TILES = {
         Tile(128, 128),
         Tile(64, 256),
         Tile(64, 128),
+        Tile(128, 256, cluster_m=4),
+        Tile(128, 256, cluster_m=2, cluster_n=2),
         Tile(128, 128, cluster_m=2, pingpong=True),
         Tile(128, 256, cluster_k=2),
         Tile(128, 256, cluster_k=4),

@@ -102,6 +102,21 @@ def test_multicast_counts_a_shared_load_once():
     assert fill_bytes(HOPPER, 2) == pytest.approx(32 / 48 * fill_bytes(WIDE, 2))
 
 
+@pytest.mark.parametrize("sizes", [{"cluster_m": 4}, {"cluster_m": 2, "cluster_n": 2}])
+def test_clusters_of_four_leave_sms_idle(sizes):
+    """An H200 holds 30 of them, 120 CTAs, and these share what all 132 SMs would get out of the L2 cache. What a CTA
+    loads: with B from four, 128 + 256 / 4 rows, else half of both."""
+    four = dataclasses.replace(WIDE, **sizes)
+    tile_rows, tile_cols = four.cluster_m * 128, four.cluster_n * 256
+    assert num_waves(four, Problem(30 * tile_rows, tile_cols, 4096), H200) == 1
+    assert num_waves(four, Problem(31 * tile_rows, tile_cols, 4096), H200) == 2
+    rows = 192
+    assert fill_cycles(four, LARGE, H200) == pytest.approx(rows * 128 / (H200.l2_read_bytes_per_clk * 132 / 120))
+    fewer = dataclasses.replace(H200, num_sms=114)  # than those of the device that was asked how many clusters it holds
+    assert [fewer.max_clusters(ctas) for ctas in (1, 2, 4)] == [114, 57, 28]
+    assert B200.max_clusters(4) == 148 // 4
+
+
 def test_latency_is_the_published_line():
     assert load_latency(Tile(128, 256), 2, B200) == pytest.approx(900 + 1800 * (32768 - 512) / (65536 - 512))
     assert load_latency(PAIR, 2, B200) < load_latency(Tile(128, 256), 2, B200)

@@ -30,6 +30,9 @@ PAIR_4X4 = Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)
         (PAIR_4X4, 11, 0x8888, 0x0A00),
         (Tile(128, 256, cluster_m=2), 1, 0b10, 0b11),
         (Tile(128, 256, cluster_n=2), 1, 0b11, 0b10),
+        (Tile(128, 256, cluster_m=4), 2, 0b0100, 0b1111),
+        (Tile(128, 256, cluster_m=2, cluster_n=2), 1, 0b1010, 0b0011),
+        (Tile(128, 256, cluster_m=2, cluster_n=2), 2, 0b0101, 0b1100),
         (Tile(256, 256, cta_group=2, cluster_m=2), 1, 0b10, 0b10),
     ],
 )
@@ -58,6 +61,8 @@ def test_arrival_counts() -> None:
     assert pipelines.hopper_empty_arrivals(Tile(128, 256)) == 8  # two warpgroups of four warps
     assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=2)) == 16
     assert pipelines.hopper_empty_arrivals(Tile(64, 128)) == 4
+    assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=4)) == 32  # eight warps of each of four CTAs
+    assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=2, cluster_n=2)) == 24  # not the one across
     assert pipelines.acc_empty_arrivals(Tile(128, 256)) == 4
     assert pipelines.acc_empty_arrivals(Tile(256, 256, cta_group=2, cluster_m=2)) == 8
     assert pipelines.blackwell_empty_arrivals(SPLIT) == 1  # the other parts of k have stages of their own

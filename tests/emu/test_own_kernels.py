@@ -31,6 +31,9 @@ MULTICAST = [
     ("sm_100a", Tile(128, 64, cluster_m=4, cluster_n=4)),
     ("sm_100a", Tile(256, 64, cta_group=2, cluster_m=4, cluster_n=2)),
     ("sm_100a", Tile(64, 32, cluster_m=2, cluster_n=2)),
+    ("sm_90a", Tile(128, 256, cluster_m=4)),
+    ("sm_90a", Tile(128, 256, cluster_m=2, cluster_n=2)),
+    ("sm_90a", Tile(128, 128, cluster_m=2, cluster_n=2)),
 ]
 SPLITS = [Tile(64, 32, cluster_k=8), Tile(256, 64, cta_group=2, cluster_m=2, cluster_k=2)]
 LEGAL_N = [
@@ -68,6 +71,15 @@ def test_multicast_clusters(target: str, tile: Tile) -> None:
     m, n = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
     for seed in range(2):
         run_case(module, facts, case_of(variant, m - 8, n + 8, 136), Schedule.standard(seed)[4], 2, seed)
+
+
+@pytest.mark.parametrize(("target", "tile"), MULTICAST[-3:], ids=str)
+def test_fewer_tiles_than_a_cluster(target: str, tile: Tile) -> None:
+    """One CTA's part of a tile, and one and a part along either side; the others of the cluster load and store what is
+    not there."""
+    variant, module, facts = kernel(target, tile)
+    for seed, (m, n) in enumerate(((8, 8), (tile.cta_m + 8, 8), (8, tile.mma_n + 8))):
+        run_case(module, facts, case_of(variant, m, n, 72), Schedule.standard(seed)[seed], None, seed)
 
 
 @pytest.mark.parametrize("tile", LEGAL_N, ids=str)
