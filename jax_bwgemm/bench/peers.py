@@ -1,4 +1,8 @@
-"""Who ours is measured against: XLA under sets of flags, and Pallas' Hopper matmul. Knows no clock."""
+"""Who ours is measured against: XLA under sets of flags, and Pallas' Hopper matmul. Knows no clock.
+
+NVIDIA's `cutlass.jax` is no peer: `nvidia-cutlass-dsl` (4.8.1) has the call from JAX, `cutlass_call`, but no GEMM to
+call. NVIDIA's are examples of the CUTLASS repository, or in `nvidia-cutlass-operators` (beta), for DLPack tensors.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +53,9 @@ def candidates(peer: str, case: Case, arch: Arch) -> Sequence[Candidate]:
         raise Unavailable(reason)
     try:
         return [
-            Candidate(plain(case, pallas.dot(config)), config=str(config))
+            Candidate(plain(case, pallas.dot(config, arch)), config=str(config))
             for config in pallas.CONFIGS
             if config.fits(case)
         ]
-    except ImportError as error:
+    except Exception as error:  # others' code: what it imports is missing, or another jax's is called otherwise
         raise Unavailable(f"{type(error).__name__}: {error}") from error

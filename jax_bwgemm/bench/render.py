@@ -108,12 +108,14 @@ def _errors(result: Result) -> str:
 
 
 def _unavailable(result: Result) -> list[str]:
-    """Sets of flags that failed. Pallas' reasons differ from row to row and are in the file."""
+    """Sets of flags that failed, and a peer that no row has. Others' reasons differ from row to row and are in the
+    file."""
+    measured = {name for row in result.rows for name in row.peers}
     reasons = [
         f"{name} not available: {why}"
         for row in result.rows
         for name, why in row.unavailable.items()
-        if name in FLAG_SETS
+        if name in FLAG_SETS or name not in measured
     ]
     return [f"{reason} (rows: {reasons.count(reason)})." for reason in dict.fromkeys(reasons)]
 

@@ -232,9 +232,9 @@ def test_what_pallas_cannot_do(text: str, arch: str, reason: str) -> None:
 
 
 def test_pallas_takes_what_its_tiles_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pallas, "dot", lambda config: lambda a, b: a @ b)
+    monkeypatch.setattr(pallas, "dot", lambda config, arch: lambda a, b: a @ b)
     found = peers.candidates("pallas", Case(64, 128, 64), H200)
-    assert [candidate.config for candidate in found] == ["64x64_wgN_cluster1"]
+    assert [candidate.config for candidate in found] == ["64x64_wgN_cluster1_minorN"]
     assert len(peers.candidates("pallas", Case(256, 256, 64), H200)) == len(pallas.CONFIGS)
 
 
@@ -244,9 +244,32 @@ def test_pallas_is_called_as_this_jax_wants_it(config: pallas.Config, monkeypatc
     module = pytest.importorskip("jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu")
     monkeypatch.setattr(module, "get_num_sms", lambda: H200.num_sms)
     case = Case(512, 256, 128, epilogue="bias+silu")
-    operands = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}
-    traced = jax.jit(lambda x: products.plain(case, pallas.dot(config))(**x)).trace(operands)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    operands = [{name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}] * 3
+    traced = jax.jit(programs._each(products.plain(case, pallas.dot(config, H200)))).trace(operands)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu") == 1  # for three products
+
+
+@pytest.mark.parametrize("config", pallas.CONFIGS, ids=str)
+def test_pallas_has_all_stages_that_fit(config: pallas.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu")
+    monkeypatch.setattr(module, "get_num_sms", lambda: H200.num_sms)
+    stages = config.stages(H200.smem_bytes)
+    assert 4 <= stages <= pallas.MAX_STAGES
+    if stages < pallas.MAX_STAGES:
+        monkeypatch.setattr(pallas.Config, "stages", lambda self, smem_bytes: stages + 1)
+        a, b = (jax.ShapeDtypeStruct((512, 512), "bfloat16") for _ in "ab")
+        with pytest.raises(ValueError, match="exceeds available shared memory"):
+            pallas.dot(config, H200).trace(a, b).lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'absl'"), TypeError("unexpected keyword")])
+def test_a_pallas_that_cannot_be_called_is_not_available(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dot(*args: Any) -> products.Product:
+        raise error
+
+    monkeypatch.setattr(pallas, "dot", dot)
+    with pytest.raises(peers.Unavailable, match=f"{type(error).__name__}: {error}"):
+        peers.candidates("pallas", Case(512, 512, 512), H200)
 
 
 def test_load_alternates_in_halves_and_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +329,28 @@ def test_a_row_that_fails_is_skipped_and_the_others_count(host_clock: None, monk
     result = bench.measure_all(bench.Settings([Case(8, 8, 8), Case(16, 8, 8)], ["default"]), SMALL)
     assert [row.shape for row in result.rows] == ["16x8x8"]
     assert result.skipped == {"8x8x8": "RESOURCE_EXHAUSTED: no memory"}
+
+
+def test_every_peer_that_a_row_has(host_clock: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pallas in one row, with the configuration that counts, and not in others: shown, drawn and kept with reasons."""
+    pytest.importorskip("matplotlib")
+    hopper = dataclasses.replace(SMALL, num_sms=132)
+    monkeypatch.setattr(pallas, "dot", lambda config, arch: lambda a, b: a @ b)
+    cases = [Case.from_str(text) for text in ("64x128x64", "64x128x72", "64x128x64:nt")]
+    result = bench.measure_all(bench.Settings(cases, peers.parse("all")), hopper)
+    row, *others = result.rows
+    assert row.peers["pallas"].config in {"64x64_wgN_cluster1_minorN"} and not row.unavailable
+    reasons = [other.unavailable["pallas"] for other in others]
+    assert "multiples of its tile's, got 64, 128 and 72" in reasons[0] and "row-major" in reasons[1]
+    text = render.markdown(result)
+    assert "Pallas us" in text and text.count("| - |") == 2 and "pallas not available" not in text
+    report.save(result, tmp_path / "r.json")
+    assert main(["bench", "--render", str(tmp_path / "r.json"), "--plots", str(tmp_path)]) == 0
+    assert [other.unavailable for other in report.load(tmp_path / "r.json").rows] == [
+        {}, *({"pallas": reason} for reason in reasons)
+    ]  # fmt: skip
+    nowhere = dataclasses.replace(result, rows=tuple(others))
+    assert f"pallas not available: {reasons[0]} (rows: 1)." in render.markdown(nowhere)
 
 
 def test_xla_itself_failing_skips_a_row_and_a_set_of_flags_does_not(
