@@ -64,7 +64,7 @@ def run_schedules(variant: Variant, case: Case) -> None:
     operands = *case.inputs(seed), case.residual(seed)
     want = case.reference(*operands)
     for i, schedule in enumerate(Schedule.standard(seed)):
-        raster = {"raster_group": 1 + i % 2, "raster_along_n": i // 2 % 2}
+        raster = {"raster_group": 1 + i % 2, "raster_along_n": i // 2 % 2, "raster_order": 1 - i % 2}
         out = run(variant, case, operands, schedule, max_clusters=(1, None)[i % 2], **raster)
         check_case(out, want, case)
 
