@@ -29,7 +29,7 @@ INT8_DTYPES = ("int8", "uint8")
 A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
 C_MAJORS = ("n", "m")
-ACTIVATIONS = (None, "relu")
+ACTIVATIONS = (None, "relu", "gelu", "silu")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Gemm:
         self.store_span_bytes = box[0] * self.out_dtype.width // 8
         self.residual_bytes = store_box_bytes(tile, variant.out_dtype, variant.target)
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.cluster_k)
-        self.epilogue = Epilogue(variant.epilogue)
+        self.epilogue = Epilogue(variant.epilogue, self.out_dtype)
 
     def epilogue_args(self, alpha: Any, bias: Any) -> tuple[Any, ...]:
         """Those of the two that this epilogue takes, in kernel order."""

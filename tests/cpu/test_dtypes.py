@@ -79,6 +79,9 @@ def test_integers_with_an_epilogue_are_xlas():
     with pytest.warns(jax_bwgemm.FallbackWarning, match="integer operands require no epilogue, got scale"):
         out = jax_bwgemm.matmul(a, b, out_dtype=F32, alpha=0.5, on_fallback="warn")
     np.testing.assert_allclose(out, 0.5 * (f64(a) @ f64(b)), rtol=1e-6)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="integer operands require no epilogue, got silu"):
+        out = jax_bwgemm.matmul(a, b, out_dtype=F32, activation="silu", on_fallback="warn")
+    np.testing.assert_allclose(out, cases.ACTIVATIONS["silu"](f64(a) @ f64(b)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FP8)

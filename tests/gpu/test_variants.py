@@ -104,7 +104,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     case = Case(
         m, n, k, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         batch, batch if seed % 2 else 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        "relu" if "relu" in variant.epilogue else None, variant.b_dtype, variant.c_major, variant.has_residual,
+        variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
     epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
