@@ -30,6 +30,8 @@ A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
 C_MAJORS = ("n", "m")
 ACTIVATIONS = (None, "relu", "gelu", "silu")
+GATES = ("gelu", "silu")  # x * sigmoid(...), by the special functions of an SM
+COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that a gate may compute within 2**-12 of its x
 
 
 @dataclasses.dataclass(frozen=True)
