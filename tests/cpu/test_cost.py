@@ -147,7 +147,7 @@ def test_epilogue_shows_unless_something_runs_beside_it():
 
 
 def test_a_gate_shows_where_tensor_cores_wait_for_it():
-    """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide all but the last tiles'."""
+    """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide most of them."""
     gate = Epilogue(activation="gelu")
     bf16, f16 = (changed(out_dtype=dtype, epilogue=gate) for dtype in ("bfloat16", "float16"))
     assert gate_cycles(HOPPER, changed(epilogue=Epilogue(activation="relu"))) == 0
