@@ -209,7 +209,8 @@ def test_vmap_with_a_residual(in_axes, majors, batches):
     close(got, want)
 
 
-def test_residual_in_shard_map_scan_and_checkpoint():
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_residual_in_shard_map_scan_and_checkpoint(activation):
     """A residual network: the gradient of every operand, some shared by the devices."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     x, weights, bias = arrays((8, 16), (3, 16, 16), (16,))
@@ -219,11 +220,11 @@ def test_residual_in_shard_map_scan_and_checkpoint():
         return lax.scan(layer, x, weights)[0]
 
     def theirs(x, w, bias, residual):
-        z = jax.nn.relu(jnp.matmul(x, w, preferred_element_type=F32) + bias.astype(F32))
+        z = getattr(jax.nn, activation)(jnp.matmul(x, w, preferred_element_type=F32) + bias.astype(F32))
         return (z + residual.astype(F32)).astype(BF16)
 
     def ours(x, w, bias, residual):
-        return jax_bwgemm.matmul(x, w, bias=bias, activation="relu", residual=residual)
+        return jax_bwgemm.matmul(x, w, bias=bias, activation=activation, residual=residual)
 
     def gradients(f):
         loss = lambda *args: f(*args).astype(F32).sum()  # noqa: E731
@@ -469,12 +470,13 @@ def test_shard_map(specs, out_spec):
     close(value_and_grad(jax_bwgemm.matmul), value_and_grad(jnp.matmul), 2.0**-6)
 
 
-def test_shard_map_of_fused_and_vmap():
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_shard_map_of_fused_and_vmap(activation):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     a, b, bias = arrays((8, 4, 16), (16, 8), (8,))
 
     def layer(a, b, bias):
-        return jax.vmap(lambda a: jax_bwgemm.matmul(a, b, bias=bias, activation="relu"))(a)
+        return jax.vmap(lambda a: jax_bwgemm.matmul(a, b, bias=bias, activation=activation))(a)
 
     def loss(f, *args):
         return f(*args).astype(F32).sum()
@@ -492,3 +494,21 @@ def test_explicit_sharding():
         out = jax.jit(jax_bwgemm.matmul)(a, b)
         assert jax.typeof(out).sharding.spec == jax.typeof(a @ b).sharding.spec
         close(out, a @ b)
+
+
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_explicit_sharding_of_a_gradient(activation):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    a, b = arrays((8, 16), (16, 8))
+
+    def gradient(f, a, b):
+        return jax.jit(jax.grad(lambda a, b: f(a, b).astype(F32).sum()))(a, b)
+
+    def theirs(a, b):
+        return getattr(jax.nn, activation)(jnp.matmul(a, b, preferred_element_type=F32)).astype(BF16)
+
+    want = gradient(theirs, a, b)
+    with jax.set_mesh(mesh):
+        got = gradient(functools.partial(jax_bwgemm.matmul, activation=activation), jax.device_put(a, P("x")), b)
+    assert jax.typeof(got).sharding.spec == P("x", None)
+    close(got, want, 2.0**-6)

@@ -52,11 +52,8 @@ def operands(of: Variant, m: int, n: int, seed: int) -> tuple[np.ndarray, np.nda
     a, b = np.zeros((1, m, 24)), np.zeros((1, n, 24))
     a[0, :, 17] = rng.standard_normal(m) * 2.0 ** rng.integers(-12, 12, m)
     b[0, :, 17] = rng.uniform(0.5, 2.0, n) * rng.choice((-1, 1), n)
-    a, b = (x.astype(BFLOAT16).astype(DTYPES[of.a_dtype]) for x in (a, b))  # TF32 has its bits, too
+    a, b = (x.astype(DTYPES[BF16]).astype(DTYPES[of.a_dtype]) for x in (a, b))  # TF32 has its bits, too
     return a, b, rng.standard_normal(n).astype(DTYPES[of.out_dtype]) if "bias" in of.epilogue else None
-
-
-BFLOAT16 = DTYPES[BF16]
 
 
 @pytest.mark.parametrize("of", FORMS, ids=lambda of: of.name)
