@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.padding import is_torn, padded_shape, padding
-from jax_bwgemm.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.problem import COARSE_DTYPES, DTYPE_BYTES, GATES, Problem
 from jax_bwgemm.tile import (
     INT32_MAX,
     Tile,
@@ -43,6 +43,7 @@ LOAD_LATENCY = ((512, 900), (65536, 2700))  # (bytes, cycles) of a TMA round tri
 LAUNCH_US = 2.4  # cuLaunchKernelEx of an empty kernel, measured on an H200, driver 580.159.04
 STORE_BYTES_PER_CLK = 64  # shared memory to L2 by TMA store: half of shared memory's 128 B/clk, CUDA C++ guide
 SMEM_BYTES_PER_CLK = 128  # what MMAs read their operands with, CUDA C++ guide; gives the published intervals
+SPECIAL_PER_CLK = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
 DRAIN_CYCLES = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's 128x256; assumed
 RETAINED = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 CLOCK = (1.90, 0.61, 0.06)  # GHz: first - second * utilisation, plus third for CTA pairs; published fit, B200
@@ -333,6 +334,14 @@ def epilogue_cycles(
     return DRAIN_CYCLES * elems / (128 * 256 * warpgroups) + elems * out_bytes / store_bytes_per_clk
 
 
+def gate_cycles(tile: Tile, problem: Problem) -> float:
+    """The special functions of one CTA's part of the result: tanh, or where that is too coarse ex2 and a reciprocal."""
+    if problem.epilogue.activation not in GATES:
+        return 0.0
+    each = 1 if problem.out_dtype in COARSE_DTYPES else 2
+    return tile.cta_m * tile.mma_n / tile.cluster_k * each / SPECIAL_PER_CLK
+
+
 def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
     """Bytes a clock at which a CTA stores: shared memory's rate, or its share of device memory's where all CTAs store
     at once and the L2 cache cannot take it (Hopper, whose cooperative warpgroups load nothing meanwhile)."""
@@ -386,7 +395,8 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     main = k_steps(tile, problem) * step
     epilogue = COMMIT_CYCLES[tile.cta_group] if kind == "blackwell" else 0.0
     rate = store_rate(tile, problem, arch)
-    epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate)
+    gate = gate_cycles(tile, problem)
+    epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate) + gate
     epilogue += exchange_cycles(tile, arch)
     if not schedule.is_persistent:
         return waves * (start + main + epilogue)
@@ -396,7 +406,7 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
         return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
     waves, last = _waves(tile, problem, arch, step, schedule.stream)
     if schedule.defers_store:
-        shown = epilogue_cycles(tile, 0, arch)  # the rounding
+        shown = epilogue_cycles(tile, 0, arch) + gate  # the rounding
         return start + waves * max(main + shown, epilogue) + last + epilogue
     refill = 0.0 if schedule.loads_run_ahead else latency
     return start + waves * (main + epilogue + refill) + last + epilogue

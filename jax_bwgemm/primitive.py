@@ -8,6 +8,7 @@ primitive's operands".
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ from jax.interpreters import ad
 
 from jax_bwgemm.precision import is_algorithm
 from jax_bwgemm.problem import FP8_DTYPES
-from jax_bwgemm.reference import round_to
+from jax_bwgemm.reference import activate, apply_epilogue, round_to
 from jax_bwgemm.shape_rules import _matmul_shape_rule, extras, match_varying
+
+Derivative = Callable[[jax.Array], jax.Array]
 
 matmul_p = Primitive("bwgemm_matmul")
 fused_matmul_p = Primitive("bwgemm_fused_matmul")
@@ -110,7 +113,7 @@ def _factor_dtype(operand: Any, cotangent: Any) -> Any:
 
 
 def _fused_matmul_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    """The tangent of the linear part, masked where the activation is flat; the residual's comes on top."""
+    """The tangent of the linear part, times the activation's derivative; the residual's comes on top."""
     a, b, *rest = primals
     a_dot, b_dot, *rest_dots = (None if type(t) is ad.Zero else t for t in tangents)
     dot_of_rank = dict(zip(map(jnp.ndim, rest), rest_dots, strict=True))
@@ -121,32 +124,64 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, 
         terms.append(product(a_dot, b, **linear))
     if b_dot is not None:
         terms.append(product(a, b_dot, **linear))
-    out, is_active = _with_mask(primals, is_needed=bool(terms) or bias_dot is not None, **params)
+    is_needed = bool(terms) or bias_dot is not None
+    out, derivative = _with_derivative(primals, is_needed=is_needed, **params)
     if bias_dot is not None:
         terms.append(jnp.broadcast_to(bias_dot, out.shape))
-    if is_active is not None:
-        tangent = functools.reduce(jnp.add, terms)
-        terms = [lax.select(is_active, tangent, jnp.zeros_like(tangent))]
+    if is_needed:
+        terms = [derivative(functools.reduce(jnp.add, terms))]
     if residual_dot is not None:
         terms.append(residual_dot)
     return out, functools.reduce(jnp.add, terms)
 
 
-def _with_mask(
+def _with_derivative(
     primals: Any, *, is_needed: bool, activation: str | None, out_dtype: Any, **params: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    """The result, and where the activation is not flat, if there is one; relu is flat at 0, as `jax.nn.relu` is.
+) -> tuple[jax.Array, Derivative]:
+    """The result, and the activation's derivative as a linear function of tangents."""
+    (a, b), (bias, residual) = primals[:2], extras(primals)
+    if activation is None or not is_needed:
+        return fused_product(a, b, bias, residual, activation=activation, out_dtype=out_dtype, **params), _identity
+    with_derivative = _relu_with_derivative if activation == "relu" else _gated_with_derivative
+    return with_derivative(a, b, bias, residual, activation=activation, out_dtype=out_dtype, **params)
+
+
+def _identity(tangent: jax.Array) -> jax.Array:
+    return tangent
+
+
+def _relu_with_derivative(
+    a: Any, b: Any, bias: Any, residual: Any, *, out_dtype: Any, **params: Any
+) -> tuple[jax.Array, Derivative]:
+    """The result tells where relu is flat; at 0 it is, as `jax.nn.relu` is.
 
     A residual hides which that is, and is added to the activation's float32: rounded once, as without differentiation.
     """
-    (a, b), (bias, residual) = primals[:2], extras(primals)
-    params |= {"activation": activation}
-    if activation is None or not is_needed or residual is None:
-        out = fused_product(a, b, bias, residual, out_dtype=out_dtype, **params)
-        return out, out > 0 if activation is not None and is_needed else None
+
+    def mask(tangent: jax.Array) -> jax.Array:
+        return lax.select(active > 0, tangent, jnp.zeros_like(tangent))
+
+    if residual is None:
+        active = fused_product(a, b, bias, out_dtype=out_dtype, **params)
+        return active, mask
     f32 = jnp.dtype("float32")
     active = fused_product(a, b, None if bias is None else bias.astype(f32), out_dtype=f32, **params)
-    return round_to(active + residual.astype(f32), out_dtype), active > 0
+    return round_to(active + residual.astype(f32), out_dtype), mask
+
+
+def _gated_with_derivative(
+    a: Any, b: Any, bias: Any, residual: Any, *, activation: str, out_dtype: Any, **params: Any
+) -> tuple[jax.Array, Derivative]:
+    """gelu's and silu's derivatives need what goes in: the kernel returns that, in the result's dtype (at least two
+    bytes wide), and XLA does the rest. What is kept for a gradient is the derivative, in the same dtype."""
+    dtype = jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
+    bias = None if bias is None else bias.astype(dtype)
+    x = fused_product(a, b, bias, activation=None, out_dtype=dtype, **params)
+    wide = x.astype(jnp.float32)
+    _, slope = jax.jvp(functools.partial(activate, activation=activation), (wide,), (jnp.ones_like(wide),))
+    slope = slope.astype(dtype)
+    out = apply_epilogue(wide, None, residual, alpha=1.0, activation=activation, out_dtype=out_dtype)
+    return out, lambda tangent: (slope * tangent.astype(dtype)).astype(tangent.dtype)
 
 
 for _primitive in (matmul_p, fused_matmul_p):

@@ -29,7 +29,9 @@ INT8_DTYPES = ("int8", "uint8")
 A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
 C_MAJORS = ("n", "m")
-ACTIVATIONS = (None, "relu")
+ACTIVATIONS = (None, "relu", "gelu", "silu")
+GATES = ("gelu", "silu")  # x * sigmoid(...), by the special functions of an SM
+COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that a gate may compute within 2**-12 of its x
 
 
 @dataclasses.dataclass(frozen=True)

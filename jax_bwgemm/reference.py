@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +12,12 @@ from jax import lax
 
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.shape_rules import extras
+
+_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
 
 
 def reference(
@@ -47,11 +55,16 @@ def apply_epilogue(
         acc = acc * jnp.asarray(alpha, acc.dtype)
     if bias is not None:
         acc = acc + bias.astype(acc.dtype)
-    if activation == "relu":
-        acc = jax.nn.relu(acc)
+    if activation is not None:
+        acc = activate(acc, activation)
     if residual is not None:
         acc = acc + residual.astype(acc.dtype)
     return round_to(acc, out_dtype)
+
+
+def activate(x: jax.Array, activation: str) -> jax.Array:
+    """jax.nn's function of that name, gelu in its tanh form."""
+    return _FUNCTIONS[activation](x)
 
 
 def round_to(x: jax.Array, dtype: Any) -> jax.Array:

@@ -6,7 +6,7 @@ import dataclasses
 
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
+from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
 from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
 
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
@@ -26,6 +26,10 @@ class Variant:
     epilogue: str = "identity"
     c_major: str = "n"
     store: str = "tma"
+
+    @property
+    def activation(self) -> str | None:
+        return next((name for name in ACTIVATIONS if name in self.epilogue.split("_")), None)
 
     @property
     def has_residual(self) -> bool:
@@ -75,9 +79,8 @@ def why_not_variant(variant: Variant) -> str | None:
     """`legality.why_not` for a problem that only this variant computes: what the build asks."""
     if variant.store not in STORES:
         return f"`store` requires one of {STORES}, got {variant.store!r}"
-    steps = () if variant.epilogue == "identity" else variant.epilogue.split("_")
-    activation = "relu" if "relu" in steps else None
-    epilogue = Epilogue(2.0 if "scale" in steps else 1.0, "bias" in steps, activation, "residual" in steps)
+    steps = variant.epilogue.split("_")
+    epilogue = Epilogue(2.0 if "scale" in steps else 1.0, "bias" in steps, variant.activation, "residual" in steps)
     if epilogue.kind != variant.epilogue:
         return f"`epilogue` requires the kind of an Epilogue, got {variant.epilogue!r}"
     size = 4096 if variant.store == "tma" else 4095

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +24,15 @@ DTYPES = {
     "uint8": np.uint8,
     "int32": np.int32,
 }
+GELU = 2 * math.sqrt(2 / math.pi)
+# Not 1 / (1 + exp(-x)), which overflows.
+ACTIVATIONS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {
+    None: lambda x: x,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "gelu": lambda x: x * (1 + np.tanh(GELU / 2 * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x * (1 + np.tanh(x / 2)) / 2,
+}
+GATES = ("gelu", "silu")
 # Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
 BOUNDS = {
     "bfloat16": 2.0**-9,
@@ -94,11 +105,19 @@ class Case:
         a = a if self.a_major == "k" else a.swapaxes(1, 2)
         b = b if self.b_major == "n" else b.swapaxes(1, 2)
         out = self.alpha * (a @ b) + (0.0 if bias is None else bias.astype(np.float64))
-        out = np.maximum(out, 0.0) if self.activation == "relu" else out
+        out = ACTIVATIONS[self.activation](out)
         if residual is None:
             return out
         residual = residual.astype(np.float64)
         return out + (residual if self.c_major == "n" else residual.swapaxes(1, 2))
+
+    def slope(self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """The activation's derivative, (batch, m, n) in float64; relu's at 0 is 0."""
+        x = dataclasses.replace(self, activation=None).reference(a, b, bias)
+        if self.activation == "relu":
+            return (x > 0).astype(np.float64)
+        step = 1e-30  # along the imaginary axis there is no cancellation
+        return np.imag(ACTIVATIONS[self.activation](x + 1j * step)) / step
 
     @property
     def bound(self) -> float:
@@ -130,6 +149,14 @@ def check_case(got: np.ndarray, want: np.ndarray, case: Case) -> None:
     _check(got, want, case.bound)
 
 
+def gate_error(x: np.ndarray, activation: str, out_dtype: str) -> np.ndarray:
+    """By how much a kernel's gate of `x` may be wrong before it is rounded: tanh.approx was seen within 2**-10.9 on an
+    H200; ex2 and a reciprocal, relative to the result until that is tiny."""
+    if out_dtype not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return 2.0**-18 * np.abs(ACTIVATIONS[activation](x)) + 2.0**-30 * np.abs(x)
+    return 2.0**-11.9 * np.abs(x)
+
+
 def _check(got: np.ndarray, want: np.ndarray, bound: float) -> None:
     assert got.shape == want.shape, f"{got.shape} for {want.shape}"
     error = relative_error(got, want)
@@ -159,7 +186,7 @@ BATCHES = _batches()
 EPILOGUES = [
     Case(136, 200, 264, out_dtype=o, alpha=alpha, has_bias=has_bias, activation=activation)
     for o in ("bfloat16", "float32")
-    for alpha, has_bias, activation in itertools.product((1.0, -0.5), (False, True), (None, "relu"))
+    for alpha, has_bias, activation in itertools.product((1.0, -0.5), (False, True), ACTIVATIONS)
 ]
 # Rows that TMA cannot step over: operands are padded, results stored by elements. Sizes of 0 are XLA's.
 UNALIGNED = [Case(16, 1, 64), Case(16, 127, 64), Case(16, 128, 63), Case(15, 128, 64, a_major="m")]

@@ -47,7 +47,7 @@ def sample(case: Case, operands: Mapping[str, np.ndarray], seed: int = 0) -> Sam
         elif step == "residual":
             x = x + last["residual"][np.ix_(rows, cols)].astype(np.float64)
         else:
-            x = {"relu": _relu, "gelu": _gelu, "silu": _silu}[step](x)
+            x = FLOAT64[step](x)
     return Sample(rows, cols, x)
 
 
@@ -61,3 +61,6 @@ def _gelu(x: np.ndarray) -> np.ndarray:
 
 def _silu(x: np.ndarray) -> np.ndarray:
     return x * 0.5 * (1 + np.tanh(x / 2))
+
+
+FLOAT64 = {"relu": _relu, "gelu": _gelu, "silu": _silu}

@@ -6,17 +6,16 @@ import dataclasses
 import math
 import re
 
-from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Problem
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
-EPILOGUE_ACTIVATIONS = ("relu", "gelu", "silu")  # gelu is the tanh form
 EPILOGUES = (
     "",
     "swiglu",  # silu(a @ b) * (a @ up)
     *(
         "+".join(filter(None, (bias, activation, residual)))
         for bias in ("", "bias")
-        for activation in ("", *EPILOGUE_ACTIVATIONS)
+        for activation in ACTIVATIONS
         for residual in ("", "residual")
         if bias or activation or residual
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from jax_bwgemm.bench.accuracy import FLOAT64
 from jax_bwgemm.cli.drawing import progress_bar, show_table
 from jax_bwgemm.cost import cluster_tiles
 from jax_bwgemm.emulated import Kernel
@@ -52,7 +53,7 @@ def inputs(problem: Problem, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
     bias = [_random(rng, (p.n,), p.out_dtype)] if p.epilogue.has_bias else []
     want = p.epilogue.alpha * (a.astype(np.float64) @ b.astype(np.float64)) + sum(x.astype(np.float64) for x in bias)
     stored = [a if p.a_major == "k" else a.swapaxes(1, 2), b if p.b_major == "n" else b.swapaxes(1, 2)]
-    want = np.maximum(want, 0.0) if p.epilogue.activation == "relu" else want
+    want = FLOAT64[p.epilogue.activation](want) if p.epilogue.activation else want
     if p.out_dtype in FP8_DTYPES:
         largest = float(ml_dtypes.finfo(p.out_dtype).max)
         want = np.clip(want, -largest, largest)

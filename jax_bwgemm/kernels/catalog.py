@@ -28,7 +28,7 @@ MIXED_FP8: tuple[Dtypes, ...] = ((E4M3, E5M2, BF16), (E5M2, E4M3, BF16))  # a gr
 RARE_FP8: tuple[Dtypes, ...] = ((E5M2, E5M2, BF16), (E4M3, E4M3, E4M3))
 INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in ("int8", "uint8"))
 FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
-
+GATED_KINDS = ("gelu", "bias_gelu", "silu", "bias_silu")
 RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
 
 
@@ -69,6 +69,7 @@ ROWS = {
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
@@ -90,6 +91,7 @@ ROWS = {
         Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),
+        Row((PAIR, SMALL), SAME, FORWARD, GATED_KINDS),
         Row((PAIR, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, RESIDUAL_KINDS),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),

@@ -15,7 +15,7 @@ from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coord
 from jax_bwgemm.kernels.scheduler import Piece, TileOrder, num_pieces, tile_coordinates
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Stream, item_of, stream_of
-from jax_bwgemm.problem import INT8_DTYPES
+from jax_bwgemm.problem import COARSE_DTYPES, INT8_DTYPES
 from jax_bwgemm.tile import (
     EPILOGUE_STAGES,
     Tile,
@@ -129,7 +129,7 @@ class Gemm:
         self.store_span_bytes = box[0] * self.out_dtype.width // 8
         self.residual_bytes = store_box_bytes(tile, variant.out_dtype, variant.target)
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.cluster_k)
-        self.epilogue = Epilogue(variant.epilogue)
+        self.epilogue = Epilogue(variant.epilogue, variant.out_dtype in COARSE_DTYPES)
 
     def epilogue_args(self, alpha: Any, bias: Any) -> tuple[Any, ...]:
         """Those of the two that this epilogue takes, in kernel order."""

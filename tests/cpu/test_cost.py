@@ -17,6 +17,7 @@ from jax_bwgemm.cost import (
     fill_bytes,
     fill_cycles,
     fill_rate,
+    gate_cycles,
     k_steps,
     load_latency,
     loaded_clock,
@@ -29,7 +30,7 @@ from jax_bwgemm.cost import (
     shipped_schedule,
 )
 from jax_bwgemm.plan import candidates
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
@@ -37,6 +38,7 @@ PROBLEM = Problem(4096, 4096, 4096)
 LARGE = Problem(8192, 8192, 8192)
 HOPPER = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
+PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 WIDE = Tile(128, 256)
 
 
@@ -157,6 +159,21 @@ def test_epilogue_shows_unless_something_runs_beside_it():
     cooperative, pingpong = Tile(128, 128), Tile(128, 128, pingpong=True)
     assert cost(pingpong, short, H200).us < cost(cooperative, short, H200).us
     assert cost(pingpong, Problem(128, 128, 1024), H200).us >= cost(cooperative, Problem(128, 128, 1024), H200).us
+
+
+def test_a_gate_shows_where_tensor_cores_wait_for_it():
+    """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide most of them."""
+    gate = Epilogue(activation="gelu")
+    bf16, f16 = (changed(out_dtype=dtype, epilogue=gate) for dtype in ("bfloat16", "float16"))
+    assert gate_cycles(HOPPER, changed(epilogue=Epilogue(activation="relu"))) == 0
+    assert (gate_cycles(HOPPER, bf16), gate_cycles(HOPPER, f16)) == (2048, 4096)
+    assert gate_cycles(Tile(128, 128, cluster_k=4), bf16) == 256
+    short = changed(Problem(8192, 8192, 1024), out_dtype="float16")
+    shown = [
+        cost(tile, changed(short, epilogue=gate), arch).us - cost(tile, short, arch).us
+        for tile, arch in ((HOPPER, H200), (PINGPONG, H200), (PAIR, B200))
+    ]
+    assert shown[0] > 5 * max(shown[1:]) and min(shown) > 0
 
 
 def test_split_k_divides_the_steps_and_pays_for_the_exchange():

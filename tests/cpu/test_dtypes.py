@@ -49,6 +49,21 @@ def test_float8_result_with_a_residual_saturates(out_dtype):
     assert pullback(jnp.ones_like(out))[0].dtype == BF16
 
 
+@pytest.mark.parametrize("out_dtype", FP8)
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_float8_result_of_a_gate_and_its_gradient(activation, out_dtype):
+    """What goes into the gate is not rounded to 8 bits on the way."""
+    a, b = arrays([(33, 70), (70, 20)], ("bfloat16",) * 2)
+    f = functools.partial(jax_bwgemm.matmul, out_dtype=out_dtype, activation=activation)
+    case = cases.Case(33, 20, 70, activation=activation)
+    want, slope = (g(np.asarray(a)[None], np.asarray(b)[None], None)[0] for g in (case.reference, case.slope))
+    cases.check(np.asarray(f(a, b)), want, out_dtype)
+    out, pullback = jax.vjp(lambda b: f(a, b), b)
+    cases.check(np.asarray(out), want, out_dtype)
+    (got,) = pullback(jnp.ones_like(out))
+    assert cases.relative_error(np.asarray(got), f64(a).T @ slope) <= 2 * cases.BOUNDS[out_dtype]
+
+
 PAIRS = [("float32", "float32"), ("float16", "float16"), *FP8_PAIRS]
 OUTS = ["float32", "bfloat16", "float16", *FP8]
 
@@ -79,6 +94,9 @@ def test_integers_with_an_epilogue_are_xlas():
     with pytest.warns(jax_bwgemm.FallbackWarning, match="integer operands require no epilogue, got scale"):
         out = jax_bwgemm.matmul(a, b, out_dtype=F32, alpha=0.5, on_fallback="warn")
     np.testing.assert_allclose(out, 0.5 * (f64(a) @ f64(b)), rtol=1e-6)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="integer operands require no epilogue, got silu"):
+        out = jax_bwgemm.matmul(a, b, out_dtype=F32, activation="silu", on_fallback="warn")
+    np.testing.assert_allclose(out, cases.ACTIVATIONS["silu"](f64(a) @ f64(b)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FP8)

@@ -9,7 +9,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-from fake_artifacts import catalogue
+from fake_artifacts import catalogue, fake_entry, write_fake_artifacts
 from jax.sharding import PartitionSpec as P
 from lowered import W, X, calls, hlo, majors, matmul, on_b200, struct, swapping
 
@@ -17,6 +17,7 @@ import jax_bwgemm
 from jax_bwgemm import artifacts, decision
 from jax_bwgemm.artifacts import PARAM_KINDS
 from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant
 
 BIAS, RESIDUAL = struct(1024), struct(512, 1024)
 
@@ -83,7 +84,34 @@ def test_gradients_with_a_residual(artifacts_dir):
     assert calls(text)[0]["variant"].endswith("_identity")  # no kernel has scale_bias_residual
 
 
+@pytest.mark.parametrize("residual", [(), (RESIDUAL,)], ids=["alone", "residual"])
+def test_gradients_of_a_gate(artifacts_dir, residual):
+    """A kernel returns what goes into it, in the result's dtype; the gate, its slope and the residual are XLA's."""
+
+    def pullback(a, b, ct, *r):
+        f = functools.partial(matmul, activation="silu", residual=r[0] if r else None)
+        primal, back = jax.vjp(f, a, b)
+        return primal, back(ct)
+
+    text = hlo(pullback, X, W, RESIDUAL, *residual)
+    assert majors(text) == ["kn", "mn", "kk"] and "dot_general" not in text
+    variants = [call["variant"] for call in calls(text)]
+    assert all(name.startswith("sm_90a_bf16_bf16_bf16_") and name.endswith("_identity") for name in variants)
+
+
+def test_a_gate_in_a_kernel(tmp_path, monkeypatch):
+    """Behind a bias, with an operand as for any other."""
+    tile = Tile(128, 128)
+    entry = fake_entry(Variant("sm_90a", *("bfloat16",) * 3, "k", "n", tile, "bias_gelu"))
+    write_fake_artifacts(tmp_path, [entry])
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+    (call,) = calls(hlo(lambda a, b, c: matmul(a, b, bias=c, activation="gelu"), X, W, BIAS))
+    assert call["variant"] == entry.name and "tensor<1024xbf16>) -> tensor<1x512x1024xbf16>" in call["types"]
+
+
 WITHOUT_KERNEL = [
+    ("h200", dict(activation="gelu"), (), "sm_90a_bf16_bf16_f32_"),
+    ("b200", dict(activation="silu"), (), "sm_100a_bf16_bf16_f32_"),
     ("h200", dict(activation="relu"), (), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(alpha=0.5, out_dtype="float8_e4m3fn"), (), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),  # sm_90a has no warp that loads one

@@ -159,13 +159,13 @@ def test_an_epilogue_borrows_the_products_times(saved: Saved, epilogue: Epilogue
     assert measurements(fused, H200, borrows=False) is None
 
 
-def test_its_own_times_come_first_and_a_residual_borrows_none(saved: Saved) -> None:
+def test_its_own_times_come_first_and_a_residual_or_a_gate_borrows_none(saved: Saved) -> None:
     fused = dataclasses.replace(PROBLEM, epilogue=Epilogue(1.0, True, "relu"))
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
     own = saved(fused, times_of(fused, *WANTED[::-1]))
     assert measurements(fused, H200) == own
-    residual = dataclasses.replace(PROBLEM, epilogue=Epilogue(has_residual=True))
-    assert measurements(residual, H200) is None
+    for epilogue in (Epilogue(has_residual=True), Epilogue(1.0, True, "gelu"), Epilogue(activation="silu")):
+        assert measurements(dataclasses.replace(PROBLEM, epilogue=epilogue), H200) is None
 
 
 def test_explain_prints_what_was_measured(saved: Saved) -> None:

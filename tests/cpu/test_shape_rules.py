@@ -123,9 +123,9 @@ def test_empty(shapes):
         ),
         (lambda: jax_bwgemm.matmul(X, W[:, 0], residual=1.0), ValueError, r"the result's shape \(4,\), got \(\)"),
         (
-            lambda: jax_bwgemm.matmul(X, W, activation="gelu"),
+            lambda: jax_bwgemm.matmul(X, W, activation="gelu_tanh"),
             ValueError,
-            r"`activation` requires one of \(None, 'relu'\), got 'gelu'",
+            r"`activation` requires one of \(None, 'relu', 'gelu', 'silu'\), got 'gelu_tanh'",
         ),
         (
             lambda: jax_bwgemm.matmul(X, W, tile="big"),

@@ -19,6 +19,7 @@ from tests import cases
 
 pytestmark = pytest.mark.usefixtures("quiet")
 BF16, F32 = jnp.bfloat16, jnp.float32
+GATED = ("gelu", "silu")  # differentiated from what goes in, which is rounded
 
 
 def arrays(*shapes, dtype=BF16, seed=0):
@@ -51,7 +52,7 @@ def plain(case, a, b, bias=None, residual=None):
     a = a if case.a_major == "k" else jnp.swapaxes(a, 1, 2)
     b = b if case.b_major == "n" else jnp.swapaxes(b, 1, 2)
     out = case.alpha * jnp.matmul(a, b, preferred_element_type=F32) + (0 if bias is None else bias.astype(F32))
-    out = jax.nn.relu(out) if case.activation == "relu" else out
+    out = getattr(jax.nn, case.activation)(out) if case.activation else out
     return (out if residual is None else out + residual.astype(F32)).astype(case.out_dtype)
 
 
@@ -74,8 +75,8 @@ def test_gradients(case):
     ct = np.random.default_rng(1).standard_normal((case.batch, case.m, case.n)).astype(cases.DTYPES[case.out_dtype])
     out, pullback = jax.vjp(lambda a, b, *c: run(case, a, b, c[0] if c else None), *operands)
     got = pullback(jnp.asarray(ct))
-    mask = (np.asarray(out, np.float64) > 0) if case.activation == "relu" else 1.0
-    z = case.alpha * ct.astype(np.float64) * mask
+    slope = (np.asarray(out, np.float64) > 0) if case.activation == "relu" else case.slope(a, b, bias)
+    z = case.alpha * ct.astype(np.float64) * slope
     a, b = a.astype(np.float64), b.astype(np.float64)
     rows = a if case.a_major == "k" else a.swapaxes(1, 2)
     cols = b if case.b_major == "n" else b.swapaxes(1, 2)
@@ -85,7 +86,8 @@ def test_gradients(case):
     want = [d_a if case.a_major == "k" else d_a.swapaxes(1, 2), d_b if case.b_major == "n" else d_b.swapaxes(1, 2)]
     for g, w, x in zip(got, want, operands, strict=False):
         assert (g.shape, g.dtype) == (x.shape, x.dtype)
-        cases.check(np.asarray(g), w, case.dtype, num_roundings=2)  # the cotangent's and the result's
+        roundings = 2 + (case.activation in GATED)  # the cotangent's and the result's, and of gates the slope's
+        cases.check(np.asarray(g), w, case.dtype, roundings)
     if bias is not None:
         want_bias = (z / case.alpha).sum((0, 1))
         assert cases.relative_error(np.asarray(got[2]), want_bias) < 0.05  # jnp sums it in bfloat16
@@ -99,7 +101,7 @@ def test_jvp(case):
     def call(f):
         return jax.jvp(lambda a, b, *c: f(case, a, b, c[0] if c else None), primals, tangents)
 
-    close(call(run), call(plain))
+    close(call(run), call(plain), 2.0**-6 if case.activation in GATED else 2.0**-7)
 
 
 def test_jvp_in_one_operand():
@@ -113,8 +115,10 @@ def test_jvp_in_one_operand():
 _BATCHED = cases.Case(40, 24, 16, 3, a_batch=3, alpha=0.5, has_residual=True)
 RESIDUALS = [
     dataclasses.replace(_BATCHED, b_batch=b_batch, has_bias=has_bias, activation=activation)
-    for b_batch, has_bias, activation in ((3, False, None), (1, True, None), (3, False, "relu"), (1, True, "relu"))
-]
+    for b_batch, has_bias, activation in (
+        (3, False, None), (1, True, None), (3, False, "relu"), (1, True, "relu"), (3, False, "gelu"), (1, True, "silu"),
+    )
+]  # fmt: skip
 
 
 def with_residual(f, case):
@@ -135,12 +139,13 @@ def test_residual(case):
 
 @pytest.mark.parametrize("case", RESIDUALS, ids=str)
 def test_jvp_with_a_residual(case):
-    """In all operands, and in each alone; the primal is the undifferentiated function's, bit by bit."""
+    """In all operands, and in each alone; the primal is the undifferentiated function's, bit by bit, if no gate's."""
     primals, tangents = operands(case), operands(case, 1)
     ours, theirs = with_residual(run, case), with_residual(plain, case)
     got = jax.jvp(ours, primals, tangents)
     close(got, jax.jvp(theirs, primals, tangents))
-    np.testing.assert_array_equal(got[0], ours(*primals))
+    if case.activation not in GATED:
+        np.testing.assert_array_equal(got[0], ours(*primals))
     for i in range(len(primals)):
         alone = [functools.partial(lambda f, i, x: f(*primals[:i], x, *primals[i + 1 :]), f, i) for f in (ours, theirs)]
         close(*(jax.jvp(f, (primals[i],), (tangents[i],)) for f in alone))
@@ -166,8 +171,9 @@ def test_a_large_residual_hides_no_activation():
     np.testing.assert_array_equal(jax.grad(f)(b), np.full((1, 8), 2.0**-6))
 
 
-def test_grad_of_grad_with_a_residual():
-    case = dataclasses.replace(RESIDUALS[3], out_dtype="float32")
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_grad_of_grad_with_a_residual(activation):
+    case = dataclasses.replace(RESIDUALS[3], out_dtype="float32", activation=activation)
     a, b, bias, residual = operands(case)
 
     def twice(f):
@@ -203,7 +209,8 @@ def test_vmap_with_a_residual(in_axes, majors, batches):
     close(got, want)
 
 
-def test_residual_in_shard_map_scan_and_checkpoint():
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_residual_in_shard_map_scan_and_checkpoint(activation):
     """A residual network: the gradient of every operand, some shared by the devices."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     x, weights, bias = arrays((8, 16), (3, 16, 16), (16,))
@@ -213,11 +220,11 @@ def test_residual_in_shard_map_scan_and_checkpoint():
         return lax.scan(layer, x, weights)[0]
 
     def theirs(x, w, bias, residual):
-        z = jax.nn.relu(jnp.matmul(x, w, preferred_element_type=F32) + bias.astype(F32))
+        z = getattr(jax.nn, activation)(jnp.matmul(x, w, preferred_element_type=F32) + bias.astype(F32))
         return (z + residual.astype(F32)).astype(BF16)
 
     def ours(x, w, bias, residual):
-        return jax_bwgemm.matmul(x, w, bias=bias, activation="relu", residual=residual)
+        return jax_bwgemm.matmul(x, w, bias=bias, activation=activation, residual=residual)
 
     def gradients(f):
         loss = lambda *args: f(*args).astype(F32).sum()  # noqa: E731
@@ -387,6 +394,46 @@ def test_while_and_cond():
     close(f(jax_bwgemm.matmul), f(jnp.matmul))
 
 
+@pytest.mark.parametrize("activation", GATED)
+def test_higher_derivatives_of_a_gate(activation):
+    """Through the rounded input and the slope, in both modes."""
+    a, b = (x.astype(F32) for x in arrays((5,), (5, 8)))
+
+    def nth(f, n):
+        fun = functools.reduce(lambda g, d: d(g), [jax.jacfwd, jax.jacrev, jax.jacfwd][:n], f)
+        with jax.default_matmul_precision("highest"):
+            return fun(a)
+
+    for n in (1, 2, 3):
+        got = nth(lambda a: jax_bwgemm.matmul(a, b, activation=activation), n)
+        np.testing.assert_allclose(got, nth(lambda a: getattr(jax.nn, activation)(a @ b), n), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", GATED)
+def test_what_a_gate_keeps_for_its_gradient(activation):
+    """One array of the result's size and dtype: the slope, not what goes in, nor float32."""
+    a, b, bias, residual = arrays((24, 16), (16, 40), (40,), (24, 40))
+
+    def f(a, b, bias, residual):
+        return jax_bwgemm.matmul(a, b, bias=bias, activation=activation, residual=residual)
+
+    _, pullback = jax.vjp(f, a, b, bias, residual)
+    kept = [x for x in jax.tree.leaves(pullback) if np.size(x) >= 24 * 40]
+    assert [(x.size, x.dtype) for x in kept] == [(24 * 40, BF16)]
+
+
+@pytest.mark.parametrize("activation", GATED)
+def test_gates_of_the_largest_and_of_no_number(activation):
+    """As jax.nn has it: an infinity times no slope at all is NaN."""
+    rows = jnp.asarray([[3e38], [1e20], [100.0], [-100.0], [-1e20], [-3e38], [np.inf], [-np.inf], [np.nan]], F32)
+    one = jnp.ones((1, 1), F32)
+    got = jax_bwgemm.matmul(rows, one, activation=activation, precision="highest")
+    np.testing.assert_array_equal(got, getattr(jax.nn, activation)(rows))
+    assert np.isnan(got).ravel().tolist() == [False] * 7 + [True] * 2
+    slopes = jax.vmap(jax.grad(lambda x: jax_bwgemm.matmul(x[None], one, activation=activation)[0, 0]))(rows[2:4])
+    np.testing.assert_array_equal(slopes, [[1.0], [0.0]])
+
+
 def test_relu_is_flat_at_zero():
     zeros = jnp.zeros((8, 8), BF16)
     grad = jax.grad(lambda b: jax_bwgemm.matmul(jnp.ones((8, 8), BF16), b, activation="relu").astype(F32).sum())(zeros)
@@ -423,12 +470,13 @@ def test_shard_map(specs, out_spec):
     close(value_and_grad(jax_bwgemm.matmul), value_and_grad(jnp.matmul), 2.0**-6)
 
 
-def test_shard_map_of_fused_and_vmap():
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_shard_map_of_fused_and_vmap(activation):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     a, b, bias = arrays((8, 4, 16), (16, 8), (8,))
 
     def layer(a, b, bias):
-        return jax.vmap(lambda a: jax_bwgemm.matmul(a, b, bias=bias, activation="relu"))(a)
+        return jax.vmap(lambda a: jax_bwgemm.matmul(a, b, bias=bias, activation=activation))(a)
 
     def loss(f, *args):
         return f(*args).astype(F32).sum()
@@ -446,3 +494,21 @@ def test_explicit_sharding():
         out = jax.jit(jax_bwgemm.matmul)(a, b)
         assert jax.typeof(out).sharding.spec == jax.typeof(a @ b).sharding.spec
         close(out, a @ b)
+
+
+@pytest.mark.parametrize("activation", ["relu", *GATED])
+def test_explicit_sharding_of_a_gradient(activation):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    a, b = arrays((8, 16), (16, 8))
+
+    def gradient(f, a, b):
+        return jax.jit(jax.grad(lambda a, b: f(a, b).astype(F32).sum()))(a, b)
+
+    def theirs(a, b):
+        return getattr(jax.nn, activation)(jnp.matmul(a, b, preferred_element_type=F32)).astype(BF16)
+
+    want = gradient(theirs, a, b)
+    with jax.set_mesh(mesh):
+        got = gradient(functools.partial(jax_bwgemm.matmul, activation=activation), jax.device_put(a, P("x")), b)
+    assert jax.typeof(got).sharding.spec == P("x", None)
+    close(got, want, 2.0**-6)

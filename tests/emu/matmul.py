@@ -150,7 +150,7 @@ def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch:
         b_batch,
         0.5 if "scale" in variant.epilogue else 1.0,
         "bias" in variant.epilogue,
-        "relu" if "relu" in variant.epilogue else None,
+        variant.activation,
         variant.b_dtype,
         variant.c_major,
         variant.has_residual,

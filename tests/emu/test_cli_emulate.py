@@ -80,9 +80,10 @@ def test_hopper_batch_epilogue_majors_and_one_cluster(capsys: Output) -> None:
     out = capsys.readouterr().out
     assert "2x136x72x72 float16*float16->float32 a:m-major b:k-major identity on grid" in out
     assert "│ random   │    2 │" in out
-    command = "emulate --shape 40x72x72 --bias --alpha 0.5 --activation relu --schedule lazy --cta-group 1"
-    assert main(command.split()) == 0
-    assert "_cta1_cluster1x1_scale_bias_relu" in capsys.readouterr().out
+    for steps, kind in (("--alpha 0.5 --activation relu", "scale_bias_relu"), ("--activation gelu", "bias_gelu")):
+        command = f"emulate --shape 40x72x72 --bias {steps} --schedule lazy --cta-group 1"
+        assert main(command.split()) == 0
+        assert f"_cta1_cluster1x1_{kind}\n" in capsys.readouterr().out
 
 
 def test_trace_and_timeline(capsys: Output, tmp_path: pathlib.Path) -> None:

@@ -103,6 +103,29 @@ def test_epilogue() -> None:
     check(np.asarray(f(a, b, bias=bias)), want, "bfloat16")
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_a_gate_and_its_gradient(activation: str, target: str) -> None:
+    """Fused; differentiated, the kernel returns the gate's argument, which is rounded, as are slope and cotangent."""
+    a, b, bias, ct = normal(0, 40, 72), normal(1, 72, 136), normal(2, 136), normal(3, 40, 136)
+    f = jax.jit(lambda a, b, bias: matmul(a, b, bias=bias, activation=activation, emulate=target))
+    (name,) = names(lambda: f(a, b, bias))
+    assert name.endswith(f"_bias_{activation}")
+    case = Case(40, 136, 72, has_bias=True, activation=activation)
+    stored = np.asarray(a)[None], np.asarray(b)[None], np.asarray(bias)
+    check(np.asarray(f(a, b, bias)), case.reference(*stored)[0], "bfloat16")
+
+    def gradients() -> Any:
+        return jax.jit(lambda *args: jax.vjp(f, *args)[1](ct))(a, b, bias)
+
+    assert sorted(name.split("_")[5] for name in names(gradients)) == ["kkn", "knn", "mnn"]
+    d_a, d_b, d_bias = gradients()
+    slope = f64(ct) * case.slope(*stored)[0]
+    check(np.asarray(d_a), slope @ f64(b).T, "bfloat16", 3)
+    check(np.asarray(d_b), f64(a).T @ slope, "bfloat16", 3)
+    assert relative_error(np.asarray(d_bias), slope.sum(0)) < 0.05  # summed in bfloat16
+
+
 @pytest.mark.parametrize("tile", [SINGLE, PAIR])
 @pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
 def test_residual(steps: str, tile: str) -> None:

@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 import jax_bwgemm
 from jax_bwgemm import ffi
 from jax_bwgemm.arch import Arch
+from tests.cases import ACTIVATIONS, gate_error
 
 matmul = functools.partial(jax_bwgemm.matmul, on_fallback="error")
 
@@ -84,14 +85,17 @@ def test_a_gradient_holds_no_transpose_of_an_operand() -> None:
     assert " copy(" not in text
 
 
-def test_fused_epilogue_and_its_gradient() -> None:
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_fused_epilogue_and_its_gradient(activation: str) -> None:
     x, w, bias = normal(0, 300, 256), normal(1, 256, 392), normal(2, 392)
+    alpha = 0.5 if activation == "relu" else 1.0  # with which there are kernels
 
     def ours(x, w, bias):  # type: ignore[no-untyped-def]
-        return matmul(x, w, alpha=0.5, bias=bias, activation="relu")
+        return matmul(x, w, alpha=alpha, bias=bias, activation=activation)
 
     def peer(x, w, bias):  # type: ignore[no-untyped-def]
-        return jax.nn.relu(0.5 * jnp.dot(x, w, preferred_element_type=jnp.float32) + bias).astype(x.dtype)
+        linear = alpha * jnp.dot(x, w, preferred_element_type=jnp.float32) + bias
+        return getattr(jax.nn, activation)(linear).astype(x.dtype)
 
     assert_close(jax.jit(ours)(x, w, bias), peer(x, w, bias))
     gradients = [
@@ -108,6 +112,27 @@ def test_relu_keeps_nan_and_makes_zeros_positive() -> None:
     out = np.asarray(matmul(x, normal(1, 64, 64), alpha=-1.0, activation="relu"), np.float32)
     assert np.isnan(out[3]).all() and not np.isnan(np.delete(out, 3, 0)).any()
     assert not out[4].any() and not np.signbit(np.delete(out, 3, 0)).any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_gates_of_any_magnitude(activation: str, dtype: str) -> None:
+    """Products of one term, which are exact, from next to nothing to infinity, element by element."""
+    rng = np.random.default_rng(0)
+    column = rng.standard_normal(4096) * 2.0 ** rng.integers(-12, 12, 4096)
+    column[:4] = 60000.0, -60000.0, np.inf, -np.inf
+    x, w = jnp.zeros((4096, 64), dtype).at[:, 17].set(column), jnp.zeros((64, 512), dtype).at[17].set(1.0)
+    before = ffi.execute_count()
+    got = np.asarray(jax.jit(functools.partial(matmul, activation=activation))(x, w), np.float64)
+    assert ffi.execute_count() == before + 1
+    exact = np.asarray(x[4:, 17], np.float64)[:, None]
+    want = ACTIVATIONS[activation](exact)
+    ulp, least = (2.0**-8, 0.0) if dtype == "bfloat16" else (2.0**-11, 2.0**-25)
+    bound = ulp * np.abs(want) + least + (1 + ulp) * gate_error(exact, activation, dtype)
+    print(f"{np.max(np.abs(got[4:] - want) / bound):.3f} of the bound")
+    assert (np.abs(got[4:] - want) <= bound).all()
+    largest = float(jnp.asarray(60000.0, dtype))
+    np.testing.assert_array_equal(got[:4, 0], [largest, 0.0, np.inf, np.nan])
 
 
 def test_a_command_buffer_captures_the_call() -> None:

@@ -20,7 +20,7 @@ from jax_bwgemm.decision import target_arch
 from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Epilogue, Problem
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.variant import Variant
-from tests.cases import Case
+from tests.cases import GATES, Case, gate_error
 from tests.gpu.forced import forced
 
 ARCH = target_arch(None)
@@ -104,7 +104,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     case = Case(
         m, n, k, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         batch, batch if seed % 2 else 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        "relu" if "relu" in variant.epilogue else None, variant.b_dtype, variant.c_major, variant.has_residual,
+        variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
     epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
@@ -129,8 +129,13 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     expected = case.reference(a, b, bias, residual)
     per_mma = MMA_K_BYTES // DTYPE_BYTES[variant.a_dtype]
     rounding = FP8_MMA_ROUNDING if variant.a_dtype in FP8_DTYPES else MMA_ROUNDING
-    accumulation = 0.0 if variant.out_dtype == "int32" else -(-k // per_mma) * rounding * np.max(np.abs(expected))
-    bound = HALF_ULP[variant.out_dtype] * np.abs(expected) + accumulation + SUBNORMAL.get(variant.out_dtype, 0.0)
+    summed, steepest, gate_errors = expected, 1.0, 0.0
+    if variant.activation in GATES:
+        summed = dataclasses.replace(case, activation=None).reference(a, b, bias)
+        steepest, gate_errors = 1.13, gate_error(summed, variant.activation, variant.out_dtype)  # gelu's slope
+    accumulation = 0.0 if variant.out_dtype == "int32" else -(-k // per_mma) * rounding * np.max(np.abs(summed))
+    bound = HALF_ULP[variant.out_dtype] * np.abs(expected) + SUBNORMAL.get(variant.out_dtype, 0.0)
+    bound += steepest * accumulation + (1 + HALF_ULP[variant.out_dtype]) * gate_errors
     wrong = np.abs(got - expected) > bound
     share = np.max(np.abs(got - expected) / np.maximum(bound, np.finfo(np.float64).tiny))
     print(f"{share:.3f} of the bound: {entry.name} {shape}")
