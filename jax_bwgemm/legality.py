@@ -61,14 +61,8 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     dtype = problem.a_dtype
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
-    majors = problem.a_major, problem.b_major
-    if family(arch.target) != "hopper" or DTYPE_BYTES[dtype] == 2 or majors == ("k", "k"):
-        return None
-    if dtype != "float32":
-        rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
-        return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
-    if problem.b_major != "k":
-        rule = "a k-major b for float32 (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
+    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and problem.b_major != "k":
+        rule = f"a k-major b for {dtype} (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
         return f"sm_90a requires {rule}, got {problem.b_major!r}"
     return None
 
