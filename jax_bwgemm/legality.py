@@ -68,8 +68,14 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
 
 
 def is_read_swapped(problem: Problem, arch: Arch) -> bool:
-    """Whether the device reads the operands as they lie only as those of the transposed product."""
+    """Whether the device reads the operands as they lie only as those of the transposed product, and should.
+
+    Threads store a transposed result element by element. Where they must, the rows of a 1-byte b must be padded, too: a
+    pass that transposes them on the way costs no more.
+    """
     if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+        return False
+    if DTYPE_BYTES[problem.b_dtype] == 1 and not is_tma_storable(problem):
         return False
     return why_not_on(problem.transposed, arch) is None
 

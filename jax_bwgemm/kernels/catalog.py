@@ -74,8 +74,6 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
-        # Where threads must store a result, 1-byte operands that are contiguous along its rows have to be padded anyway:
-        # transposed on the way, they are k-major.
         Row((HOPPER_LARGE, SMALL), FP8, ("kk", "mk"), store="threads"),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
         Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),

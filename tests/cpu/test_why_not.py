@@ -218,7 +218,8 @@ def test_legal(tile, problem, arch):
             Tile(128, 256, k_tile=128),
             changed(**FP8 | {"b_major": "n"}),
             H200,
-            "sm_90a requires both operands k-major for float8_e4m3fn (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
+            "sm_90a requires a k-major b for float8_e4m3fn (PTX ISA, wgmma.mma_async; an m-major a goes through "
+            "registers), got 'n'",
         ),
         (
             PAIR,
