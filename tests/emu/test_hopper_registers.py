@@ -1,4 +1,4 @@
-"""Hopper's TF32 kernels whose A is m-major and reaches wgmma through registers."""
+"""Hopper's kernels of 4-byte and 1-byte operands whose A is m-major and reaches wgmma through registers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.sass import disassemble  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.sm90_fragments import matrix_k  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
 
 F32 = "float32"
+E4M3, E5M2, BF16 = "float8_e4m3fn", "float8_e5m2", "bfloat16"
 
 
 @functools.cache
-def variant(tile: Tile, majors: str = "mkm", out: str = F32, **more: str) -> Variant:
-    return Variant("sm_90a", F32, F32, out, majors[0], majors[1], tile, c_major=majors[2], **more)
+def variant(
+    tile: Tile, majors: str = "mkm", out: str = F32, dtypes: tuple[str, str] = (F32, F32), **more: str
+) -> Variant:
+    return Variant("sm_90a", *dtypes, out, majors[0], majors[1], tile, c_major=majors[2], **more)
+
+
+def of_bytes(tile: Tile, majors: str, out: str, a: str = E4M3, b: str = E4M3, **more: str) -> Variant:
+    return variant(tile, majors, out, (a, b), **more)
 
 
 SMALL = variant(Tile(64, 32, 32))
@@ -46,33 +54,69 @@ VARIANTS = [
     variant(Tile(128, 32, 32, pingpong=True), "mkm"),
     variant(Tile(128, 32, 32, cluster_n=2, stream_k=True), "mkm"),
 ]
+SMALL_BYTES = of_bytes(Tile(64, 32, 128), "mkm", BF16)  # rows of 64 bytes of m
+BYTES = [
+    SMALL_BYTES,
+    of_bytes(Tile(64, 32, 128), "mkn", BF16, store="threads"),
+    of_bytes(Tile(128, 64, 128), "mkn", BF16, E5M2, E4M3),
+    of_bytes(Tile(128, 64, 128), "mkm", F32, E4M3, E5M2),
+    of_bytes(Tile(128, 32, 128), "mkm", E4M3, E5M2, E5M2),
+    of_bytes(Tile(128, 64, 128), "mkn", E5M2),
+    of_bytes(Tile(128, 96, 128), "mkn", F32, store="threads"),
+    of_bytes(Tile(128, 96, 128), "mkm", BF16, store="threads"),
+    of_bytes(Tile(128, 64, 128), "mkn", E4M3, store="threads"),
+    of_bytes(Tile(128, 64, 128, cluster_m=2), "mkn", BF16, epilogue="scale_bias_relu"),
+    of_bytes(Tile(256, 64, 128, cluster_m=2, cluster_n=2), "mkm", BF16),
+    of_bytes(Tile(256, 128, 128), "mkn", BF16),
+    of_bytes(Tile(64, 32, 128, cluster_k=4), "mkm", F32),
+    of_bytes(Tile(128, 32, 128, cluster_k=2), "mkn", BF16, store="threads"),
+    of_bytes(Tile(128, 32, 128, pingpong=True), "mkm", BF16),
+    of_bytes(Tile(128, 64, 128, pingpong=True), "mkn", BF16, store="threads"),
+    of_bytes(Tile(128, 32, 128, cluster_n=2, stream_k=True), "mkm", BF16),
+    of_bytes(Tile(128, 128, 128, cluster_m=2, promoted=True), "mkm", BF16, E4M3, E5M2),
+    of_bytes(Tile(128, 64, 128, promoted=True), "mkn", F32, store="threads"),
+    of_bytes(Tile(128, 64, 128), "mkm", "int32", "int8", "int8"),
+    of_bytes(Tile(128, 64, 128), "mkn", "int32", "uint8", "int8"),
+    of_bytes(Tile(64, 32, 128, cluster_k=2), "mkn", "int32", "int8", "uint8", store="threads"),
+]
 
 
-@pytest.mark.parametrize("of", VARIANTS, ids=lambda of: of.name)
+@pytest.mark.parametrize("of", VARIANTS + BYTES, ids=lambda of: of.name)
 def test_products(of: Variant) -> None:
     """One or two clusters walk all tiles, each shape under another schedule; also of one k tile, and of none in part
     of a split."""
     compiled = kernel(of)
     module, facts = parse(compiled.ptx), facts_of(of, compiled)
     step = of.tile.cluster_m * of.tile.cta_m, of.tile.cluster_n * of.tile.mma_n
-    for seed, shape in enumerate([*shapes(of), (*step, 20), (*step, 7 * of.tile.k_tile)]):
+    for seed, shape in enumerate([*shapes(of), (*step, 20 if of.a_dtype == F32 else 48), (*step, 7 * of.tile.k_tile)]):
         run_case(module, facts, case_of(of, *shape), Schedule.standard(seed)[4 - seed], 1 + seed % 2, seed)
 
 
 def test_what_a_is_loaded_with() -> None:
     """The same boxes as any operand's, moved in 16-byte chunks."""
     assert kernel(variant(Tile(256, 64, 32, cluster_m=2, cluster_n=2))).tma["a"] == ((32, 16, 1), 128, 16)
+    assert kernel(BYTES[10]).tma["a"] == ((128, 64, 1), 128, 16)
+    assert kernel(SMALL_BYTES).tma["a"] == ((64, 128, 1), 64, 16)
 
 
-@pytest.mark.parametrize("of", [SMALL, VARIANTS[7]], ids=lambda of: of.name)
+@pytest.mark.parametrize("of", [SMALL, VARIANTS[7], SMALL_BYTES, BYTES[11], BYTES[19]], ids=lambda of: of.name)
 def test_nothing_stands_between_the_wgmmas_of_a_half(of: Variant) -> None:
     """Two halves before the main loop and two in it; each is fenced once, and two are waited for in the loop: ptxas
     waits for each wgmma alone where it cannot prove that nobody touches its registers."""
     slabs = of.tile.cta_m // (64 * of.tile.num_consumer_warpgroups)
+    half = ["WARPGROUP.ARRIVE", *["GMMA"] * (2 * slabs)]
+    assert waits_and_wgmmas(of) == [*half * 2, *(["WARPGROUP.DEPBAR.LE", *half] * 2), "WARPGROUP.DEPBAR.LE"]
+
+
+def waits_and_wgmmas(of: Variant) -> list[str]:
     (opcodes,) = disassemble([read_cubin(kernel(of).cubin).text], "sm_90a")
-    wgmma = [re.sub(r"HGMMA.*", "HGMMA", name) for name in opcodes if re.match("WARPGROUP|HGMMA", name)]
-    half = ["WARPGROUP.ARRIVE", *["HGMMA"] * (2 * slabs)]
-    assert wgmma == [*half * 2, *(["WARPGROUP.DEPBAR.LE", *half] * 2), "WARPGROUP.DEPBAR.LE"]
+    return [re.sub(r"[HQI]GMMA.*", "GMMA", name) for name in opcodes if re.match("WARPGROUP|[HQI]GMMA", name)]
+
+
+def test_promoted_sums_are_waited_for_once_a_stage() -> None:
+    half = ["WARPGROUP.ARRIVE", *["GMMA"] * 2]
+    stage = [*half * 2, "WARPGROUP.DEPBAR.LE"]
+    assert waits_and_wgmmas(BYTES[17])[: 2 * len(stage)] == stage * 2
 
 
 class Loads(Observer):
