@@ -119,30 +119,68 @@ def test_promoted_sums_are_waited_for_once_a_stage() -> None:
     assert waits_and_wgmmas(BYTES[17])[: 2 * len(stage)] == stage * 2
 
 
-class Loads(Observer):
-    """The 32 addresses of every load from shared memory by a warp of a consumer."""
+class Accesses(Observer):
+    """The 32 addresses of every execution of an opcode by a warp of a consumer."""
 
-    def __init__(self) -> None:
-        self.addresses: list[list[int]] = []
+    def __init__(self, opcode: str) -> None:
+        self.opcode, self.addresses = opcode, list[list[int]]()
 
     def step(self, warp: Warp) -> None:
         instr = warp.program.instrs[warp.split.pc]
-        if instr.opcode == "ld.shared.b32" and warp.index >= 4:
-            _, mem = instr.operands
-            assert isinstance(mem, Mem) and isinstance(mem.base, Reg)
+        if instr.opcode == self.opcode and warp.index >= 4:
+            (mem,) = (operand for operand in instr.operands if isinstance(operand, Mem))
+            assert isinstance(mem.base, Reg)
             self.addresses.append((warp.lanes(mem.base.slot).astype(np.int64) + mem.offset).tolist())
+
+
+def accesses(of: Variant, opcode: str) -> list[list[int]]:
+    """In a product of one tile and stage."""
+    compiled, case, found = kernel(of), case_of(of, of.tile.cta_m, of.tile.mma_n, of.tile.k_tile), Accesses(opcode)
+    a, b, _ = case.inputs(0)
+    run_matmul(parse(compiled.ptx), facts_of(of, compiled), a, b, observer=found)
+    return found.addresses
 
 
 @pytest.mark.parametrize("c_major", "nm")
 def test_no_two_lanes_of_a_load_meet_in_a_bank(c_major: str) -> None:
     """32 lanes, 32 banks of 4 bytes; and all lanes of all warps together load all of the k tile, 128 x 32, once."""
-    of = variant(Tile(128, 64, 32), f"mk{c_major}")
-    compiled, case, loads = kernel(of), case_of(of, 128, 64, 32), Loads()
-    a, b, _ = case.inputs(0)
-    run_matmul(parse(compiled.ptx), facts_of(of, compiled), a, b, observer=loads)
-    assert len(loads.addresses) == 8 * 16
-    assert {len({address // 4 % 32 for address in lanes}) for lanes in loads.addresses} == {32}
-    assert len({address for lanes in loads.addresses for address in lanes}) == 128 * 32
+    found = accesses(variant(Tile(128, 64, 32), f"mk{c_major}"), "ld.shared.b32")
+    assert len(found) == 8 * 16
+    assert {len({address // 4 % 32 for address in lanes}) for lanes in found} == {32}
+    assert len({address for lanes in found for address in lanes}) == 128 * 32
+
+
+@pytest.mark.parametrize("tile", [Tile(64, 32, 128), Tile(128, 64, 128), Tile(256, 64, 128)], ids=str)
+def test_no_two_rows_of_a_matrix_meet_in_a_bank(tile: Tile) -> None:
+    """8 rows of 16 bytes are all banks; and all matrices together are all of the k tile, once."""
+    found = accesses(of_bytes(tile, "mkm", BF16), "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
+    assert len(found) == tile.cta_m // 16 * 4
+    assert {len({address // 16 % 8 for address in lanes[i : i + 8]}) for lanes in found for i in (0, 8, 16, 24)} == {8}
+    assert len({address for lanes in found for address in lanes}) == tile.cta_m * 128 // 16
+
+
+def test_the_k_of_matrices() -> None:
+    """Lanes 4 g + t have rows 2 t and 2 t + 1 of two matrices, which are four k in a row; the rows of a matrix are
+    apart modulo 8."""
+    for matrix in range(4):
+        assert {matrix_k(matrix, row) % 8 for row in range(8)} == set(range(8))
+    for half in range(2):
+        for t in range(4):
+            found = [matrix_k(2 * half + i, 2 * t + j) for i in range(2) for j in range(2)]
+            first = 16 * half + 4 * t
+            assert found == [first + i for i in ((0, 1, 2, 3) if t < 2 else (2, 3, 0, 1))]
+
+
+@pytest.mark.parametrize(("out", "opcode"), [(E4M3, "v2.b8"), (BF16, "b32"), (F32, "v2.b32")])
+def test_pairs_of_rows_are_stored_without_bank_conflicts(out: str, opcode: str) -> None:
+    """Two lanes of a bank have the same word; 8 bytes a lane are two turns."""
+    of = of_bytes(Tile(128, 64, 128), "mkm", out)
+    found = accesses(of, f"st.shared.{opcode}")
+    assert len(found) == 128 * 64 // 64
+    turn = 16 if out == F32 else 32
+    for lanes in (lanes[i : i + turn] for lanes in found for i in range(0, 32, turn)):
+        words = {address // 4 + i for address in lanes for i in range(1 + (out == F32))}
+        assert len({word % 32 for word in words}) == len(words)
 
 
 DOCTORED = [
@@ -152,15 +190,16 @@ DOCTORED = [
 ]
 
 
+@pytest.mark.parametrize("of", [SMALL, SMALL_BYTES], ids=lambda of: of.name)
 @pytest.mark.parametrize(("pattern", "rules"), DOCTORED)
-def test_doctored(pattern: str, rules: str) -> None:
+def test_doctored(pattern: str, rules: str, of: Variant) -> None:
     """What the emulator says of a kernel without the instructions that the pattern matches, in a product of more
     stages than there are."""
-    compiled = kernel(SMALL)
+    compiled = kernel(of)
     changed, count = re.subn(pattern, "", compiled.ptx)
     assert count, f"{pattern} is not in the kernel"
-    case = case_of(SMALL, 64, 32, 32 * 40)
+    case = case_of(of, 64, 32, of.tile.k_tile * 40)
     for schedule in Schedule.standard(seed=2):
         with pytest.raises(Fault) as fault:
-            run_case(parse(changed), facts_of(SMALL, compiled), case, schedule)
+            run_case(parse(changed), facts_of(of, compiled), case, schedule)
         assert fault.value.rule in rules.split(), fault.value
