@@ -102,6 +102,8 @@ class ByteFragments(Fragments):
 
     The k of a matrix differ modulo 8, by which their chunks are swizzled: for t = 0 and 1 it has the first two of the
     four k, for t = 2 and 3 the last two, and its neighbour has the others.
+
+    An n-major store pays for these rows: stmatrix writes every second one, of which two meet in the same banks.
     """
 
     def slab_rows(self) -> cute.Layout:

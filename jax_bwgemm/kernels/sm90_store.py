@@ -231,30 +231,29 @@ class Sm90Store(Gemm):
         return WordFragments(self.tile, self.stages, self.side_by_side, follows)
 
     def pair_outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
-        """The same where a thread's rows r and r + 8 lie side by side in an m-major result, and leave registers so.
+        """The same where a thread's rows r and r + 8 lie side by side in an m-major result, and leave as one.
 
-        Between a thread's next columns, 8 further, all swizzles are the same; so its addresses have two registers."""
-        elem_bytes, width = self.out_dtype.width // 8, self.store_span_bytes
+        A thread's columns are pairs, every 8, between which no swizzle changes: two registers have all its addresses.
+        """
+        assert self.fragments is not None  # whose rows these are
         lane, warp_idx = group.tidx % 32, group.tidx // 32
         row, col = self.fragments.slab_rows()(16 * warp_idx + lane // 4), lane % 4 * 2
-        span = width // elem_bytes
+        elem_bytes, box = self.out_dtype.width // 8, self.store_rows * self.buffer_cols
+        span, chunk = self.store_span_bytes // elem_bytes, CHUNK_BYTES // elem_bytes
 
         def place(col: Any) -> Any:
-            chunk = swizzled(row % span * elem_bytes // CHUNK_BYTES, col, width)
             first = row // span * (span * self.buffer_cols) + col * span
-            return first + chunk * (CHUNK_BYTES // elem_bytes) + row % (CHUNK_BYTES // elem_bytes)
+            return first + swizzled(row % span // chunk, col, self.store_span_bytes) * chunk + row % chunk
 
-        box = self.store_rows * self.buffer_cols
-        base = cute.recast_ptr(sC.iterator, swizzle_=None) + (group.idx * box + place(col))
-        next_col = cute.assume(place(col + 1) - place(col), divby=2)
+        to_next = cute.assume(place(col + 1) - place(col), divby=2)
         layout = cute.make_layout(
-            (2, 2, self.store_cols // 8, EPILOGUE_STAGES), stride=(1, next_col, 8 * span, self.store_groups * box)
+            (2, 2, self.store_cols // 8, EPILOGUE_STAGES), stride=(1, to_next, 8 * span, self.store_groups * box)
         )
-        store = cute.make_copy_atom(
-            cute.nvgpu.CopyUniversalOp(), self.out_dtype, num_bits_per_copy=2 * self.out_dtype.width
-        )
+        base = cute.recast_ptr(sC.iterator, swizzle_=None) + (group.idx * box + place(col))
+        Rs = cute.make_tensor(base.align(2 * elem_bytes), layout)  # (row, column of a pair, pair, stage)
+        two = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.out_dtype, num_bits_per_copy=16 * elem_bytes)
         own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        return Outlet(store, cute.make_tensor(base.align(2 * elem_bytes), layout), own, out, mC)
+        return Outlet(two, Rs, own, out, mC)
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
@@ -262,8 +261,8 @@ class Sm90Store(Gemm):
         return StoreGroup(idx, own, cute.arch.make_warp_uniform(own // 32) == 0, STORE_BARRIER + idx)
 
     def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
-        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8; for a
-        store of pairs of rows, these."""
+        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8; of both
+        rows first one column and then the other where they leave as one."""
         count = cute.size(flat) // self.boxes
         values = cute.make_rmem_tensor(count, self.acc_dtype)
         for i in range(count):
