@@ -35,6 +35,7 @@ from jax_bwgemm.tile import (
     is_tma_storable,
     num_stages,
     num_threads,
+    reads_a_from_registers,
 )
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
@@ -151,11 +152,12 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     is_blackwell = family(arch.target) == "blackwell"
     store = "tma" if is_tma_storable(problem) else "threads"
+    a_in_registers = reads_a_from_registers(problem.a_dtype, problem.a_major, arch.target)
     return Schedule(
         num_stages(tile, problem.a_dtype, problem.out_dtype, arch),
         acc_stages(tile, arch.tmem_cols) if is_blackwell else 1,
         store=store,
-        defers_store=defers_store(tile, problem.out_dtype, store, arch.target),
+        defers_store=defers_store(tile, problem.out_dtype, store, arch.target, a_in_registers),
         stream=best_stream(tile, problem, arch),
     )
 

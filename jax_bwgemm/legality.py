@@ -61,21 +61,21 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     dtype = problem.a_dtype
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
-    majors = problem.a_major, problem.b_major
-    if family(arch.target) != "hopper" or DTYPE_BYTES[dtype] == 2 or majors == ("k", "k"):
-        return None
-    if dtype != "float32":
-        rule = f"both operands k-major for {dtype} (PTX ISA, wgmma.mma_async)"
-        return f"sm_90a requires {rule}, got {majors[0]!r} and {majors[1]!r}"
-    if problem.b_major != "k":
-        rule = "a k-major b for float32 (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
+    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and problem.b_major != "k":
+        rule = f"a k-major b for {dtype} (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
         return f"sm_90a requires {rule}, got {problem.b_major!r}"
     return None
 
 
 def is_read_swapped(problem: Problem, arch: Arch) -> bool:
-    """Whether the device reads the operands as they lie only as those of the transposed product."""
+    """Whether the device reads the operands as they lie only as those of the transposed product, and should.
+
+    Threads store a transposed result element by element. Where they must, the rows of a 1-byte b must be padded, too: a
+    pass that transposes them on the way costs no more.
+    """
     if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+        return False
+    if DTYPE_BYTES[problem.b_dtype] == 1 and not is_tma_storable(problem):
         return False
     return why_not_on(problem.transposed, arch) is None
 

@@ -202,14 +202,17 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 
-def defers_store(tile: Tile, out_dtype: str, store: str, target: str) -> bool:
+def defers_store(tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False) -> bool:
     """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
     its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
-    Threads that store would keep the wgmmas waiting (tried: slower)."""
+    Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
+    16 find room beside any held result."""
     if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
-    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 <= HELD_REGISTERS
+    more_slabs = tile.cta_m // (64 * tile.num_consumer_warpgroups) - 1
+    fragments = 16 * more_slabs if a_in_registers else 0
+    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 + fragments <= HELD_REGISTERS
 
 
 def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
@@ -248,8 +251,8 @@ def sharing_ctas(tile: Tile, operand: str) -> int:
 
 
 def reads_a_from_registers(in_dtype: str, a_major: str, target: str) -> bool:
-    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads 4 bytes k-major only."""
-    return family(target) == "hopper" and in_dtype == "float32" and a_major == "m"
+    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads only 2 bytes m-major."""
+    return family(target) == "hopper" and DTYPE_BYTES[in_dtype] != 2 and a_major == "m"
 
 
 def swizzle_atom_bytes(in_dtype: str, major: str, target: str) -> int:

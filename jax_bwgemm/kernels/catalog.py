@@ -58,13 +58,15 @@ MULTICAST = tuple(
 BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
+HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, HALF),
         Row(tuple(tile for tile in SHIPPED_TILES["hopper"][9:] if not tile.promoted), SAME[:1]),
-        Row(tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted), (*FP8, *MIXED_FP8), ("kk",)),
+        Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
+        Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
@@ -73,14 +75,16 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
-        Row((HOPPER_LARGE, SMALL), FP8, ("kk",), store="threads"),
-        Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",), store="threads"),
-        Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk",), store="threads"),
+        Row((HOPPER_LARGE, SMALL), FP8, ("kk", "mk"), store="threads"),
+        Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
+        Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
-        Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk",)),
-        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8), ("kk",)),
-        Row((HOPPER_LARGE, SMALL), INT8, ("kk",)),
+        Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
+        Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
+        Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), FP8, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",), c_major="m"),
         Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk", "mk")),
         Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), TF32, ("mk",), c_major="m"),  # x @ w, transposed
     ),

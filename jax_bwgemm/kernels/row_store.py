@@ -30,11 +30,15 @@ BANKS_BYTES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """What a warp stores at a time: `rows` (8 or 16) of `cols` elements; 32 to 512 bytes a row, a power of two."""
+    """What a warp stores at a time: `rows` (8 or 16) of `cols` elements; 32 to 512 bytes a row, a power of two.
+
+    `is_interleaved`: rows r and r + 8 of a fragment are 2 r and 2 r + 1 of the result.
+    """
 
     rows: int
     cols: int
     elem_bytes: int
+    is_interleaved: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -66,6 +70,10 @@ class Segments:
     @property
     def pair_dtype(self) -> Any:
         return {1: Uint16, 2: Uint32, 4: Uint64}[self.elem_bytes]
+
+    def result_row(self, row: Any) -> Any:
+        """Of a fragment's row."""
+        return row % 8 * 2 + row // 8 if self.is_interleaved else row
 
     def at(self, row: Any, byte: Any) -> Any:
         """Where a byte of a row lies in the buffer: neighbouring rows have their chunks in another order."""
@@ -116,7 +124,7 @@ def write(
     lane = Uint32(cute.arch.lane_idx())
     for half in cutlass.range_constexpr(seg.rows // 8):
         row = lane // 4 + 8 * half
-        _, shift = rows.begin(row + first, seg)
+        _, shift = rows.begin(seg.result_row(row + first), seg)
         pair = lane % 4 + shift // 2
         late, byte = pair // 4, pair % 4 * (2 * seg.elem_bytes)
         for i in cutlass.range_constexpr(groups):
@@ -138,14 +146,14 @@ def store_chunks(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first
         row = lane // seg.chunks + i * (WARP_LANES // seg.chunks)
         words, turned = cute.make_rmem_tensor(4, Uint32), cute.make_rmem_tensor(4, Uint32)
         cute.autovec_copy(within(buffer, seg.at(row, chunk * CHUNK_BYTES), Uint32, 4), words)
-        begin, shift = rows.begin(row + first, seg)
+        begin, shift = rows.begin(seg.result_row(row + first), seg)
         early_bits = shift % 2 * (8 * seg.elem_bytes)
         turned[0] = cute.arch.shf(cute.arch.shuffle_sync(words[3], before), words[0], early_bits, "clamp_left")
         for j in cutlass.range_constexpr(1, 4):
             turned[j] = cute.arch.shf(words[j - 1], words[j], early_bits, "clamp_left")
         column = chunk * seg.chunk_elems - shift  # unsigned: far beyond all others if it is negative
         target = at_address((begin + Int64(chunk * CHUNK_BYTES)) & -CHUNK_BYTES, Uint32, 4)
-        if Int32(row + first) < rows.num_rows and column < num_starts:
+        if Int32(seg.result_row(row + first)) < rows.num_rows and column < num_starts:
             cute.autovec_copy(turned, target)
 
 
@@ -161,7 +169,7 @@ def store_ends(
     place = lane % seg.chunk_elems
     for i in cutlass.range_constexpr(seg.rows * seg.chunk_elems // WARP_LANES):
         row = lane // seg.chunk_elems + i * (WARP_LANES // seg.chunk_elems)
-        begin, shift = rows.begin(row + first, seg)
+        begin, shift = rows.begin(seg.result_row(row + first), seg)
         if cutlass.const_expr(is_cut):
             chunk = (shift + Uint32(rows.num_cols)) // seg.chunk_elems
             column = chunk * seg.chunk_elems + place - shift
@@ -172,7 +180,7 @@ def store_ends(
         byte = (column + shift // 2 * 2) % seg.cols * seg.elem_bytes
         source = within(buffer, seg.at(row, byte), seg.elem_dtype)
         target = at_address(begin + Int64(column * seg.elem_bytes), seg.elem_dtype)
-        if is_end and Int32(row + first) < rows.num_rows and Int32(column) < rows.num_cols:
+        if is_end and Int32(seg.result_row(row + first)) < rows.num_rows and Int32(column) < rows.num_cols:
             target[0] = source[0]
 
 

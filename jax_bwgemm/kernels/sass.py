@@ -24,7 +24,7 @@ from jax_bwgemm.variant import Variant
 COUNTED = {
     "hopper": (
         "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-        "LDS", "STL", "LDL",
+        "LDS", "LDSM", "STL", "LDL",
     ),
     "blackwell": (
         "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
@@ -116,7 +116,7 @@ def promised(kernel: Variant | Repack) -> list[str]:
     if family(kernel.target) == "blackwell":
         names += ["LDTM", "UTCBAR"]
     if reads_a_from_registers(kernel.a_dtype, kernel.a_major, kernel.target):
-        names.append("LDS")
+        names.append("LDS" if kernel.a_dtype == "float32" else "LDSM")
     if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:
         names.append("UTMALDG.MULTICAST")
     return names

@@ -225,7 +225,7 @@ class Sm90Gemm(Sm90Registers):
         group = self.store_group(tidx)
         mma = self.tiled_mma(self.side_by_side)
         thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
-        if cutlass.const_expr(self.a_in_registers):
+        if cutlass.const_expr(self.fragments is not None):
             main_loop = self.main_loop_from_registers
             fA = self.fragment_sources(sA, group)
         else:

@@ -8,6 +8,7 @@ whose end another cluster has (`stream_k`).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cutlass
@@ -20,9 +21,10 @@ from jax_bwgemm.kernels import split_k, stream_k
 from jax_bwgemm.kernels.epilogue import Run, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.scheduler import Piece
+from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, ByteFragments, WordFragments, swizzled
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Stream
-from jax_bwgemm.tile import defers_store, reads_a_from_registers
+from jax_bwgemm.tile import EPILOGUE_STAGES, defers_store, reads_a_from_registers
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -40,8 +42,12 @@ class Sm90Store(Gemm):
         self.warpgroups = tile.num_consumer_warpgroups
         self.consumers = self.warpgroups * WARPGROUP_THREADS
         self.side_by_side = 1 if tile.pingpong else self.warpgroups  # warpgroups that multiply one tile
-        self.a_in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
-        self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target)
+        self.fragments = self.fragments_of(variant)
+        takes_pairs = isinstance(self.fragments, ByteFragments)
+        self.stores_pairs = takes_pairs and self.c_major == "m"
+        self.segments = dataclasses.replace(self.segments, is_interleaved=takes_pairs)
+        has_fragments = self.fragments is not None
+        self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target, has_fragments)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
 
@@ -201,6 +207,8 @@ class Sm90Store(Gemm):
         warpgroup."""
         if cutlass.const_expr(self.by_rows):
             return self.row_outlet(out, mC, sC, group, WARPGROUP_THREADS)
+        if cutlass.const_expr(self.stores_pairs):
+            return self.pair_outlet(out, mC, sC, group)
         enum = LayoutEnum.ROW_MAJOR if cutlass.const_expr(self.c_major == "n") else LayoutEnum.COL_MAJOR
         stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(self.c_major == "m", 4), self.out_dtype)
         r2s = cute.make_tiled_copy_S(
@@ -208,17 +216,44 @@ class Sm90Store(Gemm):
             cute.make_tiled_copy_C_atom(stmatrix, mma),
         )
         own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        rows = cute.composition(own, (self.slab_rows, None, None))
+        rows = own if self.fragments is None else cute.composition(own, (self.fragments.slab_rows(), None, None))
         Rs = r2s.get_slice(group.tidx).partition_D(rows)  # (R2S, R2S_M, R2S_N, stage)
         return Outlet(r2s, Rs, own, out, mC)
 
-    @property
-    def slab_rows(self) -> cute.Layout:
-        """Row of a wgmma -> row of the slab that it multiplies. In order, unless A's loads want another one
-        (`sm90_registers`) and the store can follow: `row_store` and the transposing stmatrix take 8 rows at a time."""
-        if not self.a_in_registers or self.by_rows or (self.c_major == "m" and self.out_dtype.width < 32):
-            return cute.make_layout(64)
-        return cute.make_layout((4, 2, 2, 2, 2), stride=(1, 16, 4, 8, 32))
+    def fragments_of(self, variant: Variant) -> WordFragments | ByteFragments | None:
+        """How threads pick A's fragments, if it comes from registers."""
+        if not reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target):
+            return None
+        if self.a_dtype.width == 8:
+            return ByteFragments(self.tile, self.stages, self.side_by_side)
+        # row_store and the transposing stmatrix take 8 rows at a time
+        follows = not (self.by_rows or (self.c_major == "m" and self.out_dtype.width < 32))
+        return WordFragments(self.tile, self.stages, self.side_by_side, follows)
+
+    def pair_outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, group: StoreGroup) -> Outlet:
+        """The same where a thread's rows r and r + 8 lie side by side in an m-major result, and leave as one.
+
+        A thread's columns are pairs, every 8, between which no swizzle changes: two registers have all its addresses.
+        """
+        assert self.fragments is not None  # whose rows these are
+        lane, warp_idx = group.tidx % 32, group.tidx // 32
+        row, col = self.fragments.slab_rows()(16 * warp_idx + lane // 4), lane % 4 * 2
+        elem_bytes, box = self.out_dtype.width // 8, self.store_rows * self.buffer_cols
+        span, chunk = self.store_span_bytes // elem_bytes, CHUNK_BYTES // elem_bytes
+
+        def place(col: Any) -> Any:
+            first = row // span * (span * self.buffer_cols) + col * span
+            return first + swizzled(row % span // chunk, col, self.store_span_bytes) * chunk + row % chunk
+
+        to_next = cute.assume(place(col + 1) - place(col), divby=2)
+        layout = cute.make_layout(
+            (2, 2, self.store_cols // 8, EPILOGUE_STAGES), stride=(1, to_next, 8 * span, self.store_groups * box)
+        )
+        base = cute.recast_ptr(sC.iterator, swizzle_=None) + (group.idx * box + place(col))
+        Rs = cute.make_tensor(base.align(2 * elem_bytes), layout)  # (row, column of a pair, pair, stage)
+        two = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.out_dtype, num_bits_per_copy=16 * elem_bytes)
+        own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
+        return Outlet(two, Rs, own, out, mC)
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
@@ -226,11 +261,12 @@ class Sm90Store(Gemm):
         return StoreGroup(idx, own, cute.arch.make_warp_uniform(own // 32) == 0, STORE_BARRIER + idx)
 
     def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
-        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8."""
+        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8; of both
+        rows first one column and then the other where they leave as one."""
         count = cute.size(flat) // self.boxes
         values = cute.make_rmem_tensor(count, self.acc_dtype)
         for i in range(count):
-            values[i] = flat[box * count + i]
+            values[i] = flat[box * count + (i // 4 * 4 + i % 2 * 2 + i // 2 % 2 if self.stores_pairs else i)]
         return values
 
     def first_box(self, walk: Walk, item: Piece, group: StoreGroup) -> tuple[Int32, Int32, Int32]:

@@ -164,7 +164,12 @@ def test_ours_fuses_what_matmul_takes(epilogue: str, taken: dict[str, Any], monk
 
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "kernels"),
-    [("bfloat16", "", ["bf16_bf16_bf16_knn"]), ("float32", "", ["f32_f32_f32_mkm"]), ("int8", "int32", [])],
+    [
+        ("bfloat16", "", ["bf16_bf16_bf16_knn"]),
+        ("float32", "", ["f32_f32_f32_mkm"]),
+        ("int8", "int32", ["s8_s8_s32_mkm"]),
+        ("int8", "", []),
+    ],
 )
 def test_our_kernels_are_seen_in_the_lowered_program(
     dtype: str, out_dtype: str, kernels: list[str], artifacts_dir: Path

@@ -156,8 +156,8 @@ def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir):
 
 def test_other_reasons(artifacts_dir):
     f32, int32 = (jax.ShapeDtypeStruct((8, 8), dtype) for dtype in (jnp.float32, jnp.int32))
-    fp8 = jax.ShapeDtypeStruct((8, 8), jnp.float8_e4m3fn)
-    assert "sm_90a requires both operands k-major for float8" in str(jax_bwgemm.explain(fp8, fp8, device="h200"))
+    fp8 = jax.ShapeDtypeStruct((72, 72), jnp.float8_e4m3fn)
+    assert "sm_90a requires a k-major b for float8_e4m3fn" in str(jax_bwgemm.explain(fp8, fp8, device="h200"))
     assert "operands require two of float8_e4m3fn" in str(jax_bwgemm.explain(int32, int32, device="h200"))
     exact = str(jax_bwgemm.explain(f32, f32, device="b200", precision="highest"))
     assert "runs XLA's dot_general, because" in exact and "precision" in exact

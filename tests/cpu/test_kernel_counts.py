@@ -191,8 +191,8 @@ def test_load_boxes_of_other_dtypes() -> None:
     assert {tiles.swizzle_atom_bytes(*x) for x in others} == {16}
 
 
-def test_only_hoppers_m_major_tf32_comes_from_registers() -> None:
-    assert tiles.reads_a_from_registers("float32", "m", "sm_90a")
+def test_only_hoppers_m_major_tf32_and_bytes_come_from_registers() -> None:
+    assert all(tiles.reads_a_from_registers(x, "m", "sm_90a") for x in ("float32", "float8_e4m3fn", "uint8"))
     others = (("float32", "k", "sm_90a"), ("float32", "m", "sm_100a"), ("bfloat16", "m", "sm_90a"))
     assert not any(tiles.reads_a_from_registers(*x) for x in others)
 
@@ -222,3 +222,17 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
 )
 def test_who_defers_its_store(tile: Tile, out: str, store: str, target: str, defers: bool) -> None:
     assert tiles.defers_store(tile, out, store, target) == defers
+
+
+@pytest.mark.parametrize(
+    ("tile", "out", "defers"),
+    [
+        (Tile(128, 256), "bfloat16", True),  # 128 sums, 64 of two results each; a slab's 16 of A find room
+        (Tile(256, 128), "bfloat16", False),  # and 16 of another slab
+        (Tile(256, 128), "float8_e4m3fn", True),  # 128, 32 and 16
+        (Tile(256, 64), "float32", True),  # 64, 64 and 16
+        (Tile(128, 128, promoted=True), "float32", True),
+    ],
+)
+def test_who_defers_its_store_with_an_a_in_registers(tile: Tile, out: str, defers: bool) -> None:
+    assert tiles.defers_store(tile, out, "tma", "sm_90a", a_in_registers=True) == defers

@@ -15,7 +15,7 @@ from lowered import struct as array
 import jax_bwgemm
 from jax_bwgemm.repack import CHUNKS_PER_THREAD, INT32_MAX, NUM_THREADS, Repack
 
-FP8 = "float8_e4m3fn"
+FP8, TILE = "float8_e4m3fn", "128x128x128_cta1_cluster1x1"
 PAD, FLIP = Repack("sm_90a", "pad", 2), Repack("sm_90a", "transpose", 1)
 
 
@@ -138,9 +138,9 @@ def fp8_matmul(a, b, **options):
 
 
 @pytest.mark.parametrize("dtype, out", [(FP8, "bfloat16"), ("int8", "int32")])
-def test_hopper_gets_bytes_k_major(repacks_dir, dtype, out):
-    """Also with the tile of the user, who need not know."""
-    for tile in (None, "128x128x128_cta1_cluster1x1"):
+def test_hopper_gets_bytes_k_major_where_they_are_padded_anyway(repacks_dir, dtype, out):
+    """Threads would store the transposed result. Also with the tile of the user, who need not know."""
+    for tile in (None, TILE):
         f = functools.partial(matmul, out_dtype=out, tile=tile)
         text = hlo(f, array(512, 250, dtype=dtype), array(250, 1001, dtype=dtype))
         pad, flip = repacks(text)
@@ -151,21 +151,43 @@ def test_hopper_gets_bytes_k_major(repacks_dir, dtype, out):
         assert majors(text) == ["kk"] and "stablehlo.transpose" not in text and "dot_general" not in text
 
 
+def product_over_rows(x, y):
+    options = {"device": "h200", "on_fallback": "error", "preferred_element_type": jnp.bfloat16}
+    return jax_bwgemm.dot_general(x, y, (((0,), (0,)), ((), ())), **options)
+
+
 @pytest.mark.parametrize(
-    "f, shapes, kinds",
+    "f, shapes, kernel, flipped",
     [
-        (lambda x, w: fp8_matmul(x, w.T), (fp8(512, 256), fp8(1024, 256)), []),
-        (fp8_matmul, (fp8(512, 256), fp8(256, 1024)), ["transpose"]),
-        (lambda x, w: fp8_matmul(x.T, w.T), (fp8(256, 512), fp8(1024, 256)), []),  # x.T as it is given: XLA's
-        (lambda x, w: fp8_matmul(x, (w * 2).astype(FP8)), (fp8(512, 256), fp8(256, 1024)), ["transpose"]),
-        (lambda x, w: fp8_matmul(x.T, w), (fp8(256, 512), fp8(256, 1024)), ["transpose"]),
+        (lambda x, w: fp8_matmul(x, w.T), (fp8(512, 256), fp8(1024, 256)), "kkn", []),
+        (fp8_matmul, (fp8(512, 256), fp8(256, 1024)), "mkm", []),
+        (lambda x, w: fp8_matmul(x.T, w.T), (fp8(256, 512), fp8(1024, 256)), "mkn", []),
+        (lambda x, w: fp8_matmul(x, (w * 2).astype(FP8)), (fp8(512, 256), fp8(256, 1024)), "mkm", []),
+        (fp8_matmul, (fp8(8, 256), fp8(256, 1024)), "mkm", []),
+        (fp8_matmul, (fp8(512, 250), fp8(250, 1024)), "mkm", []),  # x is padded
+        (product_over_rows, (fp8(64, 512), fp8(64, 256)), "mkn", ["64x256"]),
+        (product_over_rows, (fp8(64, 256), fp8(64, 512)), "mkm", ["64x256"]),
+        (product_over_rows, (fp8(64, 256), fp8(64, 513)), "mkn", ["64x513"]),  # must be padded anyway
+        (lambda x, w: fp8_matmul(x, w, tile=TILE), (fp8(512, 256), fp8(256, 1024)), "kkn", ["256x1024"]),
     ],
 )
-def test_no_more_is_transposed_than_must_be(repacks_dir, f, shapes, kinds):
+def test_no_more_is_transposed_than_must_be(repacks_dir, f, shapes, kernel, flipped):
     text = hlo(f, *shapes)
-    assert [repack["kind"] for repack in repacks(text)] == kinds
-    assert majors(text) == ["kk"]
-    assert "(tensor<1x512x256xf8E4M3FN>, tensor<1x1024x256xf8E4M3FN>)" in calls(text)[0]["types"]
+    (call,) = calls(text)
+    assert "".join(call[f"{x}_major"] for x in "abc") == kernel
+    transposes = [repack["types"] for repack in repacks(text) if repack["kind"] == "transpose"]
+    assert [re.match(r"\(tensor<1x(\w+)xf8E4M3FN>\)", types)[1] for types in transposes] == flipped
+    assert "dot_general" not in text
+
+
+def test_the_kernel_gets_the_operands_swapped(repacks_dir):
+    """Of mixed dtypes, and with sums in float32."""
+    options = {"out_dtype": jnp.float32, "precision": jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32}
+    x, w = array(512, 256, dtype="float8_e5m2"), fp8(256, 1024)
+    (call,) = calls(hlo(functools.partial(matmul, **options), x, w))
+    assert call["types"] == "(tensor<1x256x1024xf8E4M3FN>, tensor<1x512x256xf8E5M2>) -> tensor<1x512x1024xf32>"
+    assert call["variant"].startswith("sm_90a_e4m3_e5m2_f32_mkm_") and "_promoted_" in call["variant"]
+    assert call["swizzle_bytes"] == "dense<128>"
 
 
 def test_blackwell_reads_any_major(repacks_dir):
@@ -177,21 +199,22 @@ def test_blackwell_reads_any_major(repacks_dir):
     ]
 
 
-def test_without_repacks_bytes_that_are_not_k_major_are_xlas(artifacts_dir):
-    with pytest.raises(jax_bwgemm.FallbackError, match="sm_90a requires both operands k-major for float8_e4m3fn"):
-        hlo(fp8_matmul, fp8(512, 256), fp8(256, 1024))
+def test_without_repacks_bytes_of_which_none_are_k_major_are_xlas(artifacts_dir):
+    with pytest.raises(jax_bwgemm.FallbackError, match="sm_90a requires a k-major b for float8_e4m3fn"):
+        hlo(product_over_rows, fp8(64, 512), fp8(64, 256))
 
 
 def test_gradients_of_float8(repacks_dir):
-    """The forward product is repacked; those of the gradients have two bytes, widened, which XLA pads as it does so."""
+    """The forward product's x is repacked; those of the gradients have two bytes, widened, which XLA pads as it does
+    so."""
 
     def pullback(x, w, ct):
         out, back = jax.vjp(fp8_matmul, x, w)
         return out, back(ct)
 
     text = hlo(pullback, fp8(512, 250), fp8(250, 1024), array(512, 1024))
-    assert sorted(repack["kind"] for repack in repacks(text)) == ["pad", "transpose"]
-    assert sorted(majors(text)) == ["kk", "kk", "mn"] and "dot_general" not in text
+    assert [repack["kind"] for repack in repacks(text)] == ["pad"]
+    assert sorted(majors(text)) == ["kk", "mk", "mn"] and "dot_general" not in text
     assert num_pads(text)[1] == 1
 
 
@@ -207,9 +230,7 @@ def test_an_epilogue_that_is_xlas(repacks_dir):
 
 def test_under_vmap_and_in_shard_map(repacks_dir):
     text = hlo(jax.vmap(fp8_matmul), fp8(3, 512, 256), fp8(3, 256, 1024))
-    assert [repack["types"] for repack in repacks(text)] == [
-        "(tensor<3x256x1024xf8E4M3FN>) -> tensor<3x1024x256xf8E4M3FN>"
-    ]
+    assert repacks(text) == [] and "tensor<3x256x1024xf8E4M3FN>, tensor<3x512x256" in calls(text)[0]["types"]
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     specs = {"in_specs": (jax.P("x"), jax.P(None, "y")), "out_specs": jax.P("x", "y")}
     text = hlo(jax.shard_map(fp8_matmul, mesh=mesh, **specs), fp8(64, 30), fp8(30, 66))
@@ -232,4 +253,6 @@ def test_explained(repacks_dir):
 def test_explained_without_repacks(artifacts_dir):
     assert "first: a padded by XLA\n" in f"{jax_bwgemm.explain(X, W, device='h200')}\n"
     text = str(jax_bwgemm.explain(fp8(64, 64), fp8(64, 64), device="h200", out_dtype="bfloat16"))
-    assert "runs XLA's dot_general, because sm_90a requires both operands k-major" in text
+    assert "C^T = B^T A^T: wgmma takes an n-major float8_e4m3fn b as its A only, from registers" in text
+    text = str(jax_bwgemm.explain(fp8(65, 64), fp8(64, 65), device="h200", out_dtype="bfloat16"))
+    assert "runs XLA's dot_general, because sm_90a requires a k-major b for float8_e4m3fn" in text

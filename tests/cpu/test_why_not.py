@@ -8,7 +8,7 @@ import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.legality import why_not, why_not_tile
+from jax_bwgemm.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.problem import Epilogue
 from jax_bwgemm.tile import SHIPPED_TILES, Tile
@@ -218,7 +218,8 @@ def test_legal(tile, problem, arch):
             Tile(128, 256, k_tile=128),
             changed(**FP8 | {"b_major": "n"}),
             H200,
-            "sm_90a requires both operands k-major for float8_e4m3fn (PTX ISA, wgmma.mma_async), got 'k' and 'n'",
+            "sm_90a requires a k-major b for float8_e4m3fn (PTX ISA, wgmma.mma_async; an m-major a goes through "
+            "registers), got 'n'",
         ),
         (
             PAIR,
@@ -271,3 +272,23 @@ def test_every_shipped_tile_is_legal(arch):
 def test_shipped_tiles_are_distinct():
     for tiles in SHIPPED_TILES.values():
         assert len(set(tiles)) == len(tiles)
+
+
+@pytest.mark.parametrize(
+    "problem, swaps",
+    [
+        (changed(**FP8 | {"b_major": "n"}), True),
+        (changed(**FP8), False),  # as they lie
+        (changed(**FP8 | {"a_major": "m"}), False),
+        (changed(**FP8 | {"a_major": "m", "b_major": "n"}), False),  # not even swapped
+        (changed(**FP8 | {"b_major": "n", "n": 4104}), True),  # b is padded, the result is not
+        (changed(**FP8 | {"b_major": "n", "n": 4097}), False),  # threads would store it
+        (changed(**INT8 | {"b_major": "n"}), True),
+        (changed(**INT8 | {"b_major": "n", "n": 4098}), False),
+        (changed(**TF32, n=4097), True),
+        (changed(**FP8 | {"b_major": "n"}, epilogue=Epilogue(1.0, True)), False),
+    ],
+)
+def test_is_read_swapped(problem, swaps):
+    assert is_read_swapped(problem, H200) == swaps
+    assert not is_read_swapped(problem, ARCHS["b200"])

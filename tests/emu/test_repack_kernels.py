@@ -151,7 +151,7 @@ def skip_unless_built(*names: str) -> None:
         pytest.skip(f"not built: {missing}")
 
 
-FP8 = "sm_90a_e4m3_e4m3_f32_kkn_128x128x128_cta1_cluster1x1_identity"
+FP8 = [f"sm_90a_e4m3_e4m3_f32_{x}_128x128x128_cta1_cluster1x1_identity" for x in ("kkn", "mkn", "mkm")]
 PADS, FLIPS = ("sm_90a_pad_16bit", "sm_90a_pad_8bit"), ("sm_90a_transpose_8bit",)
 
 
@@ -170,26 +170,31 @@ def test_unaligned_rows_are_padded_by_a_repack(m: int, n: int, k: int, majors: s
     np.testing.assert_allclose(out, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("majors, num_flips", [("kn", 1), ("mn", 2), ("mk", 1)])
+@pytest.mark.parametrize("majors", ["kn", "mn", "mk"])
+@pytest.mark.parametrize("m, n", [(48, 32), (40, 21)])  # rows of an MN-major operand as they are; padded
 @pytest.mark.parametrize("k", [128, 130, 115])  # as it is; to 144; to a line
-def test_float8_of_any_major_on_hopper(majors: str, num_flips: int, k: int) -> None:
-    skip_unless_built(FP8, *PADS, *FLIPS)
-    a = operand((40, k) if majors[0] == "k" else (k, 40), "float8_e4m3fn", 2)
-    b = operand((k, 24) if majors[1] == "n" else (24, k), "float8_e4m3fn", 3)
+def test_float8_of_any_major_on_hopper(majors: str, m: int, n: int, k: int) -> None:
+    """b is transposed where neither is k-major, or where it must be padded anyway and the result is stored by rows."""
+    skip_unless_built(*FP8, *PADS, *FLIPS)
+    a = operand((m, k) if majors[0] == "k" else (k, m), "float8_e4m3fn", 2)
+    b = operand((k, n) if majors[1] == "n" else (n, k), "float8_e4m3fn", 3)
     dims = (((majors[0] == "k",), (majors[1] == "k",)), ((), ()))
     f = functools.partial(jax_bwgemm.dot_general, dimension_numbers=dims, preferred_element_type=jnp.float32)
     with jax_bwgemm.config(emulate="sm_90a", on_fallback="error"):
         out, names = product(f, a, b)
-    assert names.count(FLIPS[0]) == num_flips
-    assert names.count(PADS[1]) == (k % 16 > 0) * (2 - num_flips)
+    flips = majors == "mn" or (majors == "kn" and n == 21)
+    assert names.count(FLIPS[0]) == flips
+    assert names.count(PADS[1]) == (a.shape[1] % 16 > 0) + (b.shape[1] % 16 > 0 and not flips)
     x = np.asarray(a, np.float64) if majors[0] == "k" else np.asarray(a, np.float64).T
     y = np.asarray(b, np.float64) if majors[1] == "n" else np.asarray(b, np.float64).T
     np.testing.assert_allclose(out, x @ y, rtol=2e-3, atol=2e-2)
 
 
-def test_under_vmap_and_jit() -> None:
-    skip_unless_built(FP8, *FLIPS)
-    a, b = operand((3, 16, 64), "float8_e4m3fn", 4), operand((3, 64, 32), "float8_e4m3fn", 5)
+@pytest.mark.parametrize("n", [32, 33])
+def test_under_vmap_and_jit(n: int) -> None:
+    """As it lies, or transposed with its padding."""
+    skip_unless_built(*FP8, *FLIPS)
+    a, b = operand((3, 16, 64), "float8_e4m3fn", 4), operand((3, 64, n), "float8_e4m3fn", 5)
     out, names = product(jax.jit(jax.vmap(functools.partial(matmul, out_dtype="float32"))), a, b)
-    assert names.count(FLIPS[0]) == 1
+    assert names[:-1] == [FLIPS[0]] * (n == 33)
     np.testing.assert_allclose(out, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=2e-3, atol=2e-2)

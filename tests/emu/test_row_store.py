@@ -23,8 +23,8 @@ BF16_F32 = ("bfloat16", "bfloat16", "float32")
 FP8 = ("float8_e4m3fn", "float8_e4m3fn", "float8_e4m3fn")
 
 
-def variant(target: str, tile: Tile, dtypes: tuple[str, str, str] = BF16, **more: str) -> Variant:
-    return Variant(target, *dtypes, "k", "k", tile, store="threads", **more)
+def variant(target: str, tile: Tile, dtypes: tuple[str, str, str] = BF16, a_major: str = "k", **more: str) -> Variant:
+    return Variant(target, *dtypes, a_major, "k", tile, store="threads", **more)
 
 
 VARIANTS = [
@@ -33,6 +33,8 @@ VARIANTS = [
     variant("sm_90a", Tile(64, 128), BF16_F32, epilogue="bias"),
     variant("sm_90a", Tile(64, 96, 128), FP8),  # 32 bytes
     variant("sm_90a", Tile(64, 64, cluster_k=2)),  # box by box
+    variant("sm_90a", Tile(64, 256, 128), (*FP8[:2], "bfloat16"), "m"),  # 8 rows that are every second
+    variant("sm_90a", Tile(64, 96, 128), FP8, "m"),  # 16 of which every second comes first
     variant("sm_100a", Tile(128, 64), BF16_F32),
     variant("sm_100a", Tile(256, 128, cta_group=2, cluster_m=2), epilogue="bias"),
     variant("sm_100a", Tile(128, 128, cta_group=2, cluster_m=2)),  # two store groups
@@ -58,7 +60,7 @@ def test_every_alignment(of: Variant, rest: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 7, 8, 9, 17, 31])
-@pytest.mark.parametrize("of", [VARIANTS[0], VARIANTS[5], VARIANTS[8]], ids=lambda of: of.name)
+@pytest.mark.parametrize("of", [VARIANTS[0], VARIANTS[5], VARIANTS[7], VARIANTS[10]], ids=lambda of: of.name)
 def test_few_columns(of: Variant, n: int) -> None:
     """Rows of less than a chunk, of one, or a little more."""
     run_case(*kernel(of), case_of(of, of.tile.cta_m - 1, n, 16), Schedule.standard(n)[n % 5], seed=n)
