@@ -1,7 +1,7 @@
 """Shipped sm_90a kernels on the GPU, through the handler, and their PTX in the emulator, on the same inputs.
 
-Small integers make every sum exact: bit for bit. Random inputs agree within a unit in the last place of the result,
-plus what the tensor cores lose when they truncate partial sums.
+Small integers make every sum exact: bit for bit, but for what a gate's approximations add. Random inputs agree within a
+unit in the last place of the result, plus these, plus what the tensor cores lose when they truncate partial sums.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Epilogue, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Epilogue, Problem
 from jax_bwgemm.variant import Variant
-from tests.cases import Case
+from tests.cases import Case, gate_error
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.shipped import facts as facts_of
 from tests.emu.shipped import module, variants, why_missing
@@ -38,7 +38,7 @@ VARIANTS = chosen()
 
 def shape_of(v: Variant) -> tuple[int, int, int]:
     """m, n, k: no multiple of any tile, several tiles of most; rows that TMA can step over, if it needs them."""
-    return (200, 272, 144) if v.store == "tma" else (203, 269, 139)
+    return (208, 272, 144) if v.store == "tma" else (203, 269, 139)
 
 
 def on_gpu(v: Variant, case: Case, *operands: np.ndarray | None) -> np.ndarray:
@@ -76,7 +76,8 @@ def test_hardware_and_emulator_agree(v: Variant) -> None:
     whole = [integers(x) for x in inputs]
     hardware = on_gpu(v, case, *whole)
     emulator, _ = run_matmul(kernel, launch, whole[0], whole[1], case.alpha, whole[2], whole[3], 1)
-    assert np.array_equal(_bytes(hardware), _bytes(emulator))
+    is_gated = v.activation in GATES
+    assert is_gated or np.array_equal(_bytes(hardware), _bytes(emulator))
     if v.out_dtype == "int32":
         return
 
@@ -84,7 +85,10 @@ def test_hardware_and_emulator_agree(v: Variant) -> None:
     emulator, _ = run_matmul(kernel, launch, inputs[0], inputs[1], case.alpha, inputs[2], inputs[3], 2, 2, 1)
     rounding = FP8_MMA_ROUNDING if v.a_dtype in FP8_DTYPES else MMA_ROUNDING
     steps = -(-case.k * DTYPE_BYTES[v.a_dtype] // MMA_K_BYTES)
-    loss = steps * rounding * np.max(np.abs(case.reference(*inputs)))
+    largest = np.max(np.abs(case.reference(*inputs)))
+    loss = steps * rounding * largest
+    if is_gated:  # whose argument may be about as far below zero as above
+        loss += 2 * float(gate_error(largest, v.activation, v.out_dtype))
     apart = np.abs(hardware.astype(np.float64) - emulator.astype(np.float64))
     worst = float(np.max(apart / (np.maximum(ulp(hardware), ulp(emulator)) + loss)))
     assert worst <= 1.0, f"{worst:.2f} times the bound"
