@@ -40,7 +40,7 @@ def test_attributes(artifacts_dir):
         "smem_bytes": f"{entry.smem_bytes} : i32",
         "raster_group": "4 : i32",
         "raster_along_n": "1 : i32",
-        "raster_order": "0 : i32",
+        "raster_order": "1 : i32",
         "a_l2": "0 : i32",
         "b_l2": "0 : i32",
         "stream_tiles": "0 : i32",

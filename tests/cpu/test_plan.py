@@ -255,7 +255,7 @@ def test_raster(m, n, arch):
         group, along_n = raster(tile, seen, arch)
         rows = -(-seen.m // (tile.cluster_m * tile.num_accs * tile.mma_m // tile.cta_group))
         tiles = -(-seen.n // (tile.cluster_n * tile.mma_n)) if along_n else rows
-        assert along_n == (seen.n > seen.m)
+        assert along_n == (seen.n > seen.m)  # k is short: both operands stay in the cache
         assert 1 <= group <= tiles
 
 
@@ -268,8 +268,27 @@ def test_raster_squares_what_runs_at_once():
     assert raster(Tile(128, 128), LARGE, B200) == (16, 0)  # sqrt(148)
     tall = dataclasses.replace(PAIR, cluster_m=8)  # 1024x256: sqrt(18 / 4)
     assert raster(tall, LARGE, B200) == (2, 0)
-    assert raster(tall, Problem(8192, 16384, 8192), B200) == (8, 1)  # in columns: sqrt(18 * 4)
+    assert raster(tall, Problem(8192, 16384, 1024), B200) == (8, 1)  # in columns: sqrt(18 * 4)
     assert raster(dataclasses.replace(tall, num_accs=2), LARGE, B200) == (2, 0)  # 2048x256: sqrt(18 / 8)
+
+
+@pytest.mark.parametrize(
+    "m, n, k, along_n",
+    [
+        (4096, 128256, 4096, 0),  # MB: a 34, b 1051; in 2 groups of rows 34 + 2 * 1051, in 63 of columns 1051 + 63 * 34
+        (8192, 14336, 4096, 0),  # a 67, b 117; 67 + 4 * 117 = 537, 117 + 7 * 67 = 587
+        (8192, 50264, 768, 1),  # a, 13 MB, stays in the cache: 13 + 77
+        (14336, 8192, 4096, 1),  # 117 + 7 * 67 rows, 67 + 4 * 117 columns
+    ],
+)
+def test_groups_run_where_they_read_least(m, n, k, along_n):
+    assert raster(Tile(128, 256, cluster_m=2), Problem(m, n, k), H200)[1] == along_n
+
+
+def test_a_snake_on_hopper():
+    """Measured on an H200 only."""
+    assert plan(LARGE, H200).raster_order == "snake"
+    assert plan(LARGE, B200).raster_order == "groups"
 
 
 @pytest.mark.parametrize(
