@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, GATES, Epilogue, Problem
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
 EPILOGUES = (
@@ -126,6 +126,16 @@ class Case:
             self.m, self.n, self.k, self.batch, self.dtype, self.dtype, self.out_dtype,
             a_major=a_major, b_major=b_major, a_batch=self.batch, b_batch=self.batch,
         )  # fmt: skip
+
+    @property
+    def tuned(self) -> tuple[Problem, ...]:
+        """What a table should have the times of: the product alone, which others borrow, and with a gate, which takes
+        time of its own (`decision.find_record`)."""
+        gate = next((step for step in self.steps if step in GATES), None)
+        if gate is None or "residual" in self.steps:
+            return (self.problem,)
+        epilogue = Epilogue(has_bias="bias" in self.steps, activation=gate)
+        return self.problem, dataclasses.replace(self.problem, epilogue=epilogue)
 
     @property
     def flops(self) -> int:

@@ -24,7 +24,8 @@ def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: s
     """
     if rounds < 1:
         raise ValueError(f"`--rounds` requires at least 1, got {rounds}")
-    problems = list(dict.fromkeys(Case.from_str(text).problem for text in shapes or DEFAULT))
+    cases = map(Case.from_str, shapes or DEFAULT)
+    problems = list(dict.fromkeys(problem for case in cases for problem in case.tuned))
     arch = gpu_arch("`bench --tune`")
     path = path or measured.user_path(arch.name)
     with progress_bar("products") as progress:

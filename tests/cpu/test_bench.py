@@ -17,11 +17,12 @@ import pytest
 from bench_results import H200, RESULT
 
 import jax_bwgemm
-from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.problem import Epilogue
 
 
 def test_the_default_list_is_what_it_was_meant_to_be() -> None:
@@ -116,8 +117,21 @@ def test_the_formulas_are_the_float64_one(form: str, epilogue: str) -> None:
     (operands,) = programs.make_operands(case, 1)
     sample = accuracy.sample(case, {name: np.asarray(x) for name, x in operands.items()})
     with jax.default_matmul_precision("highest"):
-        for product in (products.plain(case), products.ours(case, "ignore")):
+        for product in (
+            products.plain(case),
+            products.ours(case, "ignore", True),
+            products.ours(case, "ignore", False),
+        ):
             assert sample.error(np.asarray(product(**operands))) < 1e-6
+
+
+def test_a_gate_is_tuned_beside_the_product_alone() -> None:
+    """A relu borrows the product's times, and a residual has no kernel everywhere."""
+    alone = Case(8, 16, 24).problem
+    for epilogue in ("", "bias+relu", "bias+silu+residual", "swiglu"):
+        assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone,)
+    gated = dataclasses.replace(alone, epilogue=Epilogue(has_bias=True, activation="gelu"))
+    assert Case(8, 16, 24, epilogue="bias+gelu").tuned == (alone, gated)
 
 
 def test_float64_of_the_activations() -> None:
@@ -139,16 +153,19 @@ def test_a_large_result_is_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epilogue", "taken"),
+    ("epilogue", "fuses_residual", "taken"),
     [
-        ("", {}),
-        ("bias+gelu", {"bias": True, "activation": "gelu"}),
-        ("relu+residual", {"activation": "relu", "residual": True}),
-        ("bias+silu+residual", {"bias": True, "activation": "silu", "residual": True}),
-        ("swiglu", {}),
+        ("", True, {}),
+        ("bias+gelu", False, {"bias": True, "activation": "gelu"}),
+        ("relu+residual", True, {"activation": "relu", "residual": True}),
+        ("bias+silu+residual", True, {"bias": True, "activation": "silu", "residual": True}),
+        ("bias+silu+residual", False, {"bias": True}),
+        ("swiglu", False, {}),
     ],
 )
-def test_ours_fuses_what_matmul_takes(epilogue: str, taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_fuses_what_kernels_take(
+    epilogue: str, fuses_residual: bool, taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[dict[str, Any]] = []
 
     def matmul(a: Any, b: Any, *, out_dtype: Any, on_fallback: str, **fused: Any) -> Any:
@@ -158,7 +175,7 @@ def test_ours_fuses_what_matmul_takes(epilogue: str, taken: dict[str, Any], monk
 
     monkeypatch.setattr(jax_bwgemm, "matmul", matmul)
     case = Case(8, 8, 8, out_dtype="float32", epilogue=epilogue)
-    products.ours(case, "error")(**programs.make_operands(case, 1)[0])
+    products.ours(case, "error", fuses_residual)(**programs.make_operands(case, 1)[0])
     assert calls == [taken] * (2 if epilogue == "swiglu" else 1)
 
 
@@ -177,7 +194,7 @@ def test_our_kernels_are_seen_in_the_lowered_program(
     case = Case(512, 1024, 256, dtype=dtype, out_dtype=out_dtype)
     operands = [{name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}] * 2
     with jax_bwgemm.config(device="h200"):
-        traced = jax.jit(programs._each(products.ours(case, "ignore"))).trace(operands)
+        traced = jax.jit(programs._each(products.ours(case, "ignore", False))).trace(operands)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     found = programs.variants(text)
     assert re.findall(r"sm_90a_(\w+?_[kmn]{3})_", " ".join(found)) == kernels
@@ -319,7 +336,7 @@ def test_the_whole_pass(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_row_that_fails_is_skipped_and_the_others_count(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_ours(case: Case, operands: Any) -> programs.Program:
+    def compile_ours(case: Case, arch: Arch, operands: Any) -> programs.Program:
         if case.m == 8:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nand more")
         return programs.compile_peer("default", case, H200, operands)[0]
