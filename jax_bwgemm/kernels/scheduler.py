@@ -25,7 +25,7 @@ class TileOrder(NamedTuple):
     tiles_n: Any
     raster_group: Any
     raster_along_n: Any
-    raster_order: Any
+    raster_order: Any = 0
 
 
 class Share(NamedTuple):
