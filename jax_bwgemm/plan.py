@@ -24,7 +24,7 @@ from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_til
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
-NOISE = 1.003  # measured times that are closer change places from one tuning to the next, on an H200
+NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
@@ -177,8 +177,8 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
 
     A wave of W cluster tiles over g tile rows reads g tile rows of A and W/g tile columns of B: least where both are
     equally many bytes. Groups of rows read A once, and B once each, unless it stays in `RETAINED` of the cache; groups
-    of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows took
-    1.1 % less than columns for 4096x128256x4096, 0.4 % less for 8192x14336x4096, 0.2 % more for 8192x50264x768.
+    of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
+    faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
     """
     longer = int(problem.n > problem.m)
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
@@ -187,8 +187,8 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
 
 
 def raster_order(arch: Arch) -> str:
-    """A snake never took longer on an H200, and up to 1 % less (five products of 8192x8192x512 to 4096x128256x4096); on
-    Blackwell nothing is measured."""
+    """On an H200, a snake was as fast as groups, or a little faster, for each of five large products; of Blackwell
+    nothing is measured."""
     return "snake" if family(arch.target) == "hopper" else "groups"
 
 

@@ -32,7 +32,6 @@ ACTIVATIONS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {
     "gelu": lambda x: x * (1 + np.tanh(GELU / 2 * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x * (1 + np.tanh(x / 2)) / 2,
 }
-GATES = ("gelu", "silu")
 # Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
 BOUNDS = {
     "bfloat16": 2.0**-9,

@@ -90,8 +90,8 @@ class Gate:
     """v *= sigmoid(linear * v + cubic * v**3): an infinity times no slope is NaN, as in JAX, and NaN stays NaN.
 
     An SM has 16 special functions a clock, for which a Hopper tile's tensor cores may wait. Coarse takes one for each
-    value: wrong by 2**-12 of v at most (tanh.approx, PTX ISA), where bfloat16 rounds a large v by up to 2**-8; the norm
-    of the error grows by 0.6 %. Else it takes two: within 2**-20 of positive results, and 2**-18 for v > -4.
+    value: wrong by 2**-12 of v at most (tanh.approx, PTX ISA), where bfloat16 rounds a large v by up to 2**-8.
+    Else it takes two: within 2**-20 of positive results, and 2**-18 for v > -4.
     """
 
     params = ()

@@ -17,10 +17,10 @@ from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch, family
 from jax_bwgemm.artifacts import Entry, Manifest
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Epilogue, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Epilogue, Problem
 from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.variant import Variant
-from tests.cases import GATES, Case, gate_error
+from tests.cases import Case, gate_error
 from tests.gpu.forced import forced
 
 ARCH = target_arch(None)
