@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 import jax_bwgemm
 from jax_bwgemm.config import Config
 from jax_bwgemm.primitive import fused_product, product
+from jax_bwgemm.problem import GATES
 from tests import cases
 
 pytestmark = pytest.mark.usefixtures("quiet")
 BF16, F32 = jnp.bfloat16, jnp.float32
-GATED = ("gelu", "silu")  # differentiated from what goes in, which is rounded
 
 
 def arrays(*shapes, dtype=BF16, seed=0):
@@ -86,7 +86,7 @@ def test_gradients(case):
     want = [d_a if case.a_major == "k" else d_a.swapaxes(1, 2), d_b if case.b_major == "n" else d_b.swapaxes(1, 2)]
     for g, w, x in zip(got, want, operands, strict=False):
         assert (g.shape, g.dtype) == (x.shape, x.dtype)
-        roundings = 2 + (case.activation in GATED)  # the cotangent's and the result's, and of gates the slope's
+        roundings = 2 + (case.activation in GATES)  # the cotangent's and the result's, and of gates the slope's
         cases.check(np.asarray(g), w, case.dtype, roundings)
     if bias is not None:
         want_bias = (z / case.alpha).sum((0, 1))
@@ -101,7 +101,7 @@ def test_jvp(case):
     def call(f):
         return jax.jvp(lambda a, b, *c: f(case, a, b, c[0] if c else None), primals, tangents)
 
-    close(call(run), call(plain), 2.0**-6 if case.activation in GATED else 2.0**-7)
+    close(call(run), call(plain), 2.0**-6 if case.activation in GATES else 2.0**-7)
 
 
 def test_jvp_in_one_operand():
@@ -144,7 +144,7 @@ def test_jvp_with_a_residual(case):
     ours, theirs = with_residual(run, case), with_residual(plain, case)
     got = jax.jvp(ours, primals, tangents)
     close(got, jax.jvp(theirs, primals, tangents))
-    if case.activation not in GATED:
+    if case.activation not in GATES:
         np.testing.assert_array_equal(got[0], ours(*primals))
     for i in range(len(primals)):
         alone = [functools.partial(lambda f, i, x: f(*primals[:i], x, *primals[i + 1 :]), f, i) for f in (ours, theirs)]
@@ -171,7 +171,7 @@ def test_a_large_residual_hides_no_activation():
     np.testing.assert_array_equal(jax.grad(f)(b), np.full((1, 8), 2.0**-6))
 
 
-@pytest.mark.parametrize("activation", ["relu", *GATED])
+@pytest.mark.parametrize("activation", ["relu", *GATES])
 def test_grad_of_grad_with_a_residual(activation):
     case = dataclasses.replace(RESIDUALS[3], out_dtype="float32", activation=activation)
     a, b, bias, residual = operands(case)
@@ -209,7 +209,7 @@ def test_vmap_with_a_residual(in_axes, majors, batches):
     close(got, want)
 
 
-@pytest.mark.parametrize("activation", ["relu", *GATED])
+@pytest.mark.parametrize("activation", ["relu", *GATES])
 def test_residual_in_shard_map_scan_and_checkpoint(activation):
     """A residual network: the gradient of every operand, some shared by the devices."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -394,7 +394,7 @@ def test_while_and_cond():
     close(f(jax_bwgemm.matmul), f(jnp.matmul))
 
 
-@pytest.mark.parametrize("activation", GATED)
+@pytest.mark.parametrize("activation", GATES)
 def test_higher_derivatives_of_a_gate(activation):
     """Through the rounded input and the slope, in both modes."""
     a, b = (x.astype(F32) for x in arrays((5,), (5, 8)))
@@ -409,7 +409,7 @@ def test_higher_derivatives_of_a_gate(activation):
         np.testing.assert_allclose(got, nth(lambda a: getattr(jax.nn, activation)(a @ b), n), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("activation", GATED)
+@pytest.mark.parametrize("activation", GATES)
 def test_what_a_gate_keeps_for_its_gradient(activation):
     """One array of the result's size and dtype: the slope, not what goes in, nor float32."""
     a, b, bias, residual = arrays((24, 16), (16, 40), (40,), (24, 40))
@@ -422,7 +422,7 @@ def test_what_a_gate_keeps_for_its_gradient(activation):
     assert [(x.size, x.dtype) for x in kept] == [(24 * 40, BF16)]
 
 
-@pytest.mark.parametrize("activation", GATED)
+@pytest.mark.parametrize("activation", GATES)
 def test_gates_of_the_largest_and_of_no_number(activation):
     """As jax.nn has it: an infinity times no slope at all is NaN."""
     rows = jnp.asarray([[3e38], [1e20], [100.0], [-100.0], [-1e20], [-3e38], [np.inf], [-np.inf], [np.nan]], F32)
@@ -470,7 +470,7 @@ def test_shard_map(specs, out_spec):
     close(value_and_grad(jax_bwgemm.matmul), value_and_grad(jnp.matmul), 2.0**-6)
 
 
-@pytest.mark.parametrize("activation", ["relu", *GATED])
+@pytest.mark.parametrize("activation", ["relu", *GATES])
 def test_shard_map_of_fused_and_vmap(activation):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     a, b, bias = arrays((8, 4, 16), (16, 8), (8,))
@@ -496,7 +496,7 @@ def test_explicit_sharding():
         close(out, a @ b)
 
 
-@pytest.mark.parametrize("activation", ["relu", *GATED])
+@pytest.mark.parametrize("activation", ["relu", *GATES])
 def test_explicit_sharding_of_a_gradient(activation):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     a, b = arrays((8, 16), (16, 8))
