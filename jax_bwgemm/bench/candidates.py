@@ -2,6 +2,10 @@
 
 Several, since compiling takes longer than running: they run one after the other, in every round anew. But no more than
 `BURST_US` at a stretch, with a rest behind it (`timing.rest`): under steady load, what is left to choose by is noise.
+A kernel's first launch takes longer: behind another kernel its code is not in the caches, behind a rest the clocks are
+still low. So each runs several times in a row, and its first time is dropped; one that is too long for that runs alone,
+with a rest behind it, where the first time is what a benchmark of it would see.
+
 Device time alone: operands come padded. Keeps nothing.
 """
 
@@ -32,6 +36,7 @@ from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
 
 BURST_US = 3000.0  # of the roofline: what a stretch of kernels takes at least
+ROW_US, MAX_IN_A_ROW = 300.0, 4  # so too the launches of one kernel in a row, where that is several
 POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
 Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 
@@ -111,31 +116,45 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     ffi.register(artifacts.artifact_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     values = operands(problem, copies)
-    size = burst(len(decisions), roofline_us(problem, arch))
+    size, in_a_row = burst(len(decisions), roofline_us(problem, arch))
     parts = [decisions[i : i + size] for i in range(0, len(decisions), size)]
     rests = len(parts) > 1
-    return [us for part in parts for us in _burst_times(problem, part, copies, values, rounds, rests)]
+    return [us for part in parts for us in _burst_times(problem, part, copies, in_a_row, values, rounds, rests)]
 
 
-def burst(num_kernels: int, least_us: float) -> int:
-    """How many kernels run without a rest, where none takes less than `least_us`."""
-    return max(1, min(num_kernels, int(BURST_US / least_us)))
+def burst(num_kernels: int, least_us: float) -> tuple[int, int]:
+    """(how many kernels run without a rest, launches of each in a row), where none takes less than `least_us`."""
+    in_a_row = min(MAX_IN_A_ROW, int(ROW_US / least_us))
+    if in_a_row < 2:
+        return 1, 1
+    return max(1, min(num_kernels, int(BURST_US / (in_a_row * least_us)))), in_a_row
 
 
 def _burst_times(
-    problem: Problem, decisions: Sequence[Decision], copies: int, values: Any, rounds: int, rests: bool
+    problem: Problem,
+    decisions: Sequence[Decision],
+    copies: int,
+    in_a_row: int,
+    values: Any,
+    rounds: int,
+    rests: bool,
 ) -> list[float]:
     times: dict[str, list[float]] = collections.defaultdict(list)
-    launches = jax.jit(program(problem, decisions, copies))
+    launches = jax.jit(program(problem, decisions, copies, in_a_row))
     for symbol, us in timing.kernel_times(launches, rounds, *values, rests=rests):
         times[symbol].append(us)
     symbols = [decision.entry.entry for decision in decisions if decision.entry]
-    expected = collections.Counter(symbols[i % len(symbols)] for i in range(num_launches(len(symbols), copies)))
+    expected = collections.Counter(symbols[i] for i in launch_order(len(symbols), copies, in_a_row))
     for symbol in symbols:
         if len(times[symbol]) != rounds * expected[symbol]:
             counts = {name: len(found) for name, found in times.items()}
             raise RuntimeError(f"CUPTI requires {rounds * expected[symbol]} launches of {symbol}, got {counts}")
-    return [statistics.median(times[symbol]) for symbol in symbols]
+    return [_without_firsts(times[symbol], expected[symbol]) for symbol in symbols]
+
+
+def _without_firsts(times_us: list[float], in_a_row: int) -> float:
+    """The median of all but the first of each row; of all, where a row is one launch."""
+    return statistics.median(us for i, us in enumerate(times_us) if i % in_a_row or in_a_row == 1)
 
 
 def num_copies(problem: Problem, l2_bytes: int) -> int:
@@ -143,13 +162,15 @@ def num_copies(problem: Problem, l2_bytes: int) -> int:
     return max(1, min(MAX_ROTATION, math.ceil(2 * l2_bytes / problem.min_bytes)))
 
 
-def num_launches(num_kernels: int, copies: int) -> int:
-    """Of one call of the program: each kernel at least once, each copy equally often."""
-    return copies * math.ceil(num_kernels / copies)
+def launch_order(num_kernels: int, copies: int, in_a_row: int) -> list[int]:
+    """Which kernel each launch of one call is of: each so often in a row, the last as much oftener as lets every copy
+    of the operands come up equally often."""
+    launches = copies * math.ceil(num_kernels * in_a_row / copies)
+    return [min(i // in_a_row, num_kernels - 1) for i in range(launches)]
 
 
-def program(problem: Problem, decisions: Sequence[Decision], copies: int) -> Callable[..., jax.Array]:
-    """A function of `operands` that launches the kernels in turn, each time on the next copy of a and b.
+def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_row: int) -> Callable[..., jax.Array]:
+    """A function of `operands` that launches the kernels in turn, each launch on the next copy of a and b.
 
     It ends with the last copy, so that in the next call too a copy that comes up again is gone from the L2 cache. No
     launch starts before the one before it ends (`pdl`), for its time would begin there too. Results are dropped.
@@ -163,8 +184,8 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int) -> Cal
         call(*values, **attributes(decision))
 
     def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
-        for i in range(num_launches(len(decisions), copies)):
-            decision, pair = decisions[i % len(decisions)], (a[i % copies], b[i % copies])
+        for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
+            decision, pair = decisions[kernel], (a[i % copies], b[i % copies])
             assert decision.plan is not None  # a kernel at hand was planned
             plan = dataclasses.replace(decision.plan, pdl=False)
             launch(dataclasses.replace(decision, plan=plan), *(pair[::-1] if plan.swapped else pair), *rest)

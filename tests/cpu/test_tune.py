@@ -4,6 +4,7 @@ told to. No time is judged."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ import pytest
 from jax_bwgemm import ffi, measured
 from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench import candidates, regret, timing, tune
-from jax_bwgemm.bench.candidates import Timed, num_launches, operands, program, time_kernels
+from jax_bwgemm.bench.candidates import Timed, burst, launch_order, operands, program, time_kernels
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
@@ -47,26 +48,35 @@ def test_copies_leave_the_cache_behind() -> None:
 
 @pytest.mark.parametrize("num_kernels", [1, 2, 9, 15, 23])
 @pytest.mark.parametrize("copies", [1, 2, 10, 32])
-def test_every_kernel_is_launched_and_no_copy_comes_back_early(num_kernels: int, copies: int) -> None:
-    launches = num_launches(num_kernels, copies)
-    assert launches >= max(num_kernels, copies)
-    order = [i % copies for _ in range(3) for i in range(launches)]
-    assert all(order[i + copies] == order[i] for i in range(len(order) - copies))
-    assert len(set(order)) == copies
+@pytest.mark.parametrize("in_a_row", [1, 3])
+def test_every_kernel_is_launched_and_no_copy_comes_back_early(num_kernels: int, copies: int, in_a_row: int) -> None:
+    launches = launch_order(num_kernels, copies, in_a_row)
+    assert len(launches) % copies == 0, "the next call begins with the first copy"
+    rows = [(kernel, len(list(row))) for kernel, row in itertools.groupby(launches)]
+    assert [kernel for kernel, _ in rows] == list(range(num_kernels))
+    assert all(length == in_a_row for _, length in rows[:-1]) and in_a_row <= rows[-1][1] < in_a_row + copies
+
+
+@pytest.mark.parametrize(
+    "least_us, kernels_and_rows", [(2.0, (23, 4)), (64.0, (11, 4)), (128.0, (11, 2)), (233.0, (1, 1)), (8217.0, (1, 1))]
+)
+def test_launches_in_a_row_and_kernels_at_a_stretch(least_us: float, kernels_and_rows: tuple[int, int]) -> None:
+    """1024^3, 8192x8192x512, 4096^3, 5000^3 and 16384^3 on an H200: 4 in a row of 2 us, 11 * 4 * 64 us = 2816 us."""
+    assert burst(23, least_us) == kernels_and_rows
 
 
 def lowered(problem: Problem, copies: int) -> tuple[list[Decision], list[str]]:
     """The kernels, and the lines of the custom calls that launch them."""
     _, decisions = kernels(problem, H200)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands(problem, copies))
-    text = jax.jit(program(problem, decisions, copies)).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    text = jax.jit(program(problem, decisions, copies, 2)).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     return decisions, [line for line in text.splitlines() if ffi.TARGET_NAME in line]
 
 
 def test_the_program_launches_each_kernel_as_planned(artifacts_dir: Path) -> None:
     decisions, lines = lowered(PROBLEM, 2)
-    assert len(decisions) > 10 and len(lines) == num_launches(len(decisions), 2)
-    for decision, line in zip(decisions, lines, strict=False):
+    assert len(decisions) > 10 and len(lines) == 2 * len(decisions)
+    for decision, line in zip(decisions, lines[::2], strict=True):
         assert decision.entry is not None and decision.plan is not None
         assert f'variant = "{decision.entry.name}"' in line
         assert f"raster_group = {decision.plan.raster_group} : i32" in line
@@ -96,7 +106,7 @@ def test_a_swapped_kernel_gets_b_first(artifacts_dir: Path, monkeypatch: pytest.
     monkeypatch.setattr("jax_bwgemm.plan.candidates.__defaults__", (narrow, narrow))
     decisions, lines = lowered(Problem(16, 512, 250), 1)
     assert {d.plan.swapped for d in decisions if d.plan} == {False, True}
-    for decision, line in zip(decisions, lines, strict=True):
+    for decision, line in zip(decisions, lines[::2], strict=True):
         assert decision.plan is not None
         types = ["tensor<1x16x256xbf16>", "tensor<1x250x512xbf16>"][:: -1 if decision.plan.swapped else 1]
         assert line.endswith(f"({', '.join(types)}) -> tensor<1x16x512xbf16>")
@@ -121,21 +131,23 @@ def fake_cupti(monkeypatch: pytest.MonkeyPatch, launches: list[tuple[str, float]
 def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, decisions = kernels(PROBLEM, H200)
     pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
-    launches = [("symbol_1", 0.03), ("fill", 9.0), ("symbol_0", 0.01), ("symbol_1", 0.05), ("symbol_0", 0.02)]
-    fake_cupti(monkeypatch, launches)
+    first = [("symbol_0", 0.5), ("fill", 9.0), *[("symbol_0", us / 1000) for us in (10, 15, 17)]]
+    then = [("symbol_1", 0.5), *[("symbol_1", us / 1000) for us in (40, 90, 30)]]
+    fake_cupti(monkeypatch, first + then)
     monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 4)
     monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
-    assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([15.0, 40.0])
-    fake_cupti(monkeypatch, launches[1:])
-    with pytest.raises(RuntimeError, match=f"CUPTI requires {2 * rounds} launches of symbol_1, got "):
+    assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([15.0, 40.0]), "a row's first is dropped"
+    fake_cupti(monkeypatch, first + then[1:])
+    with pytest.raises(RuntimeError, match=f"CUPTI requires {4 * rounds} launches of symbol_1, got "):
         candidates.gpu_clock(PROBLEM, pair, H200, rounds)
 
 
 def test_the_gpu_rests_behind_each_round_of_a_part(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst of one kernel, so two parts of two rounds; one part alone needs no rest."""
+    """A burst of one kernel, so two parts of two rounds; one part alone needs no rest. A row is two launches."""
+    monkeypatch.setattr(candidates, "MAX_IN_A_ROW", 2)
     _, decisions = kernels(PROBLEM, H200)
     pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
-    fake_cupti(monkeypatch, [("symbol_0", 0.01), ("symbol_1", 0.03)])
+    fake_cupti(monkeypatch, [("symbol_0", 0.02), ("symbol_0", 0.01), ("symbol_1", 0.04), ("symbol_1", 0.03)])
     rested: list[float] = []
     monkeypatch.setattr(timing, "rest", rested.append)
     monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 1)
@@ -143,7 +155,7 @@ def test_the_gpu_rests_behind_each_round_of_a_part(artifacts_dir: Path, monkeypa
     assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0]) and not rested
     monkeypatch.setattr(candidates, "BURST_US", 1e-3)
     assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0])
-    assert rested == pytest.approx([40.0] * 4)
+    assert rested == pytest.approx([100.0] * 4)
 
 
 def _renamed(entry: Any, symbol: str) -> Any:
