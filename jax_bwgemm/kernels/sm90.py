@@ -252,8 +252,7 @@ class Sm90Gemm(Sm90Registers):
                     read, last, at, box = main_loop(
                         acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                     )
-                    warpgroup.wait_group(0)
-                    ab.consumer_release(last)
+                    self.finish_sums(ab, last, read)
                 cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=self.consumers)
                 self.store_split(acc, outlet, split, phase, at, group, tidx, walk, sizes, args)
                 phase = phase ^ 1
@@ -264,8 +263,7 @@ class Sm90Gemm(Sm90Registers):
                 read, last, at, box = main_loop(
                     acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
                 )
-                if cutlass.const_expr(tile.pingpong):
-                    read.advance(walk.k_count)
+                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
                     if idx + walk.step < walk.num_items:
                         other = TURN_BARRIER + 1 - group.idx
                         cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
@@ -273,8 +271,9 @@ class Sm90Gemm(Sm90Registers):
                 if cutlass.const_expr(early):
                     box = self.store_rest(held, outlet, held_at, box, group, sizes)
                 loaded = self.load_tile(at, group, sizes, args) if early else ()
-                warpgroup.wait_group(0)
-                ab.consumer_release(last)
+                self.finish_sums(ab, last, read)
+                if cutlass.const_expr(tile.pingpong):
+                    read.advance(walk.k_count)
                 box = self.store_rest(held, outlet, held_at, box, group, sizes)
                 if not item.is_end:
                     self.leave_part(acc, group, tidx, walk)
@@ -289,6 +288,25 @@ class Sm90Gemm(Sm90Registers):
             idx += step
         self.store_rest(held, outlet, held_at, box, group, sizes)
         self.finish_stores(group)
+
+    @cute.jit
+    def finish_sums(
+        self, ab: pipeline.PipelineTmaAsync, last: pipeline.PipelineState, read: pipeline.PipelineState
+    ) -> None:
+        """Waits for the last wgmmas and releases the stages from `last` to `read`: that is one.
+
+        In a ping-pong, a loop of one pass: ptxas moves nothing into it, and out of straight code it would take the
+        release to below the epilogue's arithmetic, for which the load warp, and with it the other warpgroup, then
+        waits (a gelu took 20 % longer on an H200). Elsewhere it would wait for each wgmma alone.
+        """
+        if cutlass.const_expr(self.tile.pingpong and not self.by_rows):
+            while last.index != read.index:
+                warpgroup.wait_group(0)
+                ab.consumer_release(last)
+                last.advance()
+        else:
+            warpgroup.wait_group(0)
+            ab.consumer_release(last)
 
     @cute.jit
     def main_loop(
