@@ -13,9 +13,12 @@ from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant
 from tests.cases import ACTIVATIONS, DTYPES, gate_error
 from tests.emu.matmul import Facts, run_matmul
+from tests.emu.test_hopper import kernel as compiled_kernel
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
+from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.sass import disassemble  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass
 
 BF16, F16, F32, E4M3 = "bfloat16", "float16", "float32", "float8_e4m3fn"
@@ -86,3 +89,14 @@ def test_the_largest_and_no_number(of: Variant) -> None:
     want = np.array([min(float(a[0, 0, 0]), largest), 0.0, largest, np.nan, np.nan, 0.0])
     got, _ = run_matmul(*kernel(of), a, b, strict_tmem_wait=True)
     np.testing.assert_array_equal(got[0].astype(np.float64), np.tile(want[:, None], 32))
+
+
+@pytest.mark.parametrize("epilogue", ["gelu", "bias_silu"])
+def test_a_pingpong_releases_its_last_stage_before_the_gate(epilogue: str) -> None:
+    """Else the load warp, and with it the other warpgroup, waits for a gate that it should hide."""
+    tile = Tile(128, 128, cluster_m=2, pingpong=True)
+    cubin = compiled_kernel(variant("sm_90a", tile, epilogue, BF16)).cubin
+    (opcodes,) = disassemble([read_cubin(cubin).text], "sm_90a")
+    gates = [i for i, opcode in enumerate(opcodes) if opcode == "MUFU.TANH"]
+    releases = [i for i, opcode in enumerate(opcodes) if opcode.startswith("SYNCS.ARRIVE")]
+    assert len(gates) == 128 and releases[-1] < gates[0]
