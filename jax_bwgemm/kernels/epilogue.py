@@ -49,10 +49,14 @@ class Scale:
 
 
 class Bias:
-    """v += bias[column]. Columns past n read the last legal run instead: their results are never stored."""
+    """v = factor * (v + bias[column]), rounded once. Columns past n read the last legal run instead: their results are
+    never stored."""
 
     kind = "bias"
     params = ("bias",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
 
     def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
         return tuple(self._load(run, column, n, args["bias"]) for run in runs)
@@ -67,9 +71,10 @@ class Bias:
         self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[cute.Tensor, ...], args: dict[str, Any]
     ) -> None:
         for run, bias in zip(runs, loaded, strict=True):
+            terms = [cutlass.Float32(bias[i]) * self.factor for i in range(run.width)]
             for row in run.rows:
-                for i, element in enumerate(row):
-                    values[element] = values[element] + cutlass.Float32(bias[i])
+                for element, term in zip(row, terms, strict=True):
+                    values[element] = cute.math.fma(values[element], self.factor, term)
 
 
 class Relu:
@@ -89,18 +94,20 @@ class Relu:
 class Gate:
     """v *= sigmoid(linear * v + cubic * v**3): an infinity times no slope is NaN, as in JAX, and NaN stays NaN.
 
-    An SM has 16 special functions a clock, for which a Hopper tile's tensor cores may wait. Coarse takes one for each
+    An SM has 16 special functions a clock, for which a Hopper tile's tensor cores may wait; and where another warp
+    multiplies meanwhile, it loses a clock to every instruction (on an H200). Coarse takes one special function for each
     value: wrong by 2**-12 of v at most (tanh.approx, PTX ISA), where bfloat16 rounds a large v by up to 2**-8.
     Else it takes two: within 2**-20 of positive results, and 2**-18 for v > -4.
+
+    Coarse is (1 + tanh(x / 2)) / 2 times v, which takes v / 2 only: `is_halved` has the step before it give that.
     """
 
     params = ()
 
-    def __init__(self, kind: str, linear: float, cubic: float, is_coarse: bool) -> None:
+    def __init__(self, kind: str, linear: float, cubic: float, is_coarse: bool, is_halved: bool) -> None:
         self.kind = kind
-        factor = 0.5 if is_coarse else -math.log2(math.e)  # (1 + tanh(x / 2)) / 2, or 1 / (1 + exp(-x))
-        self.linear, self.cubic = factor * linear, factor * cubic
-        self.is_coarse = is_coarse
+        self.linear, self.cubic = linear, cubic
+        self.is_coarse, self.is_halved = is_coarse, is_halved
 
     def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
         return ()
@@ -108,21 +115,30 @@ class Gate:
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
         for i in range(cute.size(values)):
             v = values[i]
-            slope = cute.math.fma(v * v, self.cubic, self.linear) if self.cubic else self.linear
             if self.is_coarse:
-                half = v * 0.5
-                values[i] = cute.math.fma(half, cute.math.tanh(v * slope, approx=True), half)
+                half = v if self.is_halved else v * 0.5
+                x = _odd(half, self.linear, 4 * self.cubic)
+                values[i] = cute.math.fma(half, cute.math.tanh(x, approx=True), half)
             else:
-                values[i] = v * cute.arch.rcp_approx(1.0 + cute.math.exp2(v * slope, approx=True, ftz=True))
+                x = _odd(v, -math.log2(math.e) * self.linear, -math.log2(math.e) * self.cubic)
+                values[i] = v * cute.arch.rcp_approx(1.0 + cute.math.exp2(x, approx=True, ftz=True))
+
+
+def _odd(v: Any, linear: float, cubic: float) -> Any:
+    """linear * v + cubic * v**3."""
+    return v * (cute.math.fma(v * v, cubic, linear) if cubic else linear)
 
 
 GELU = 2 * math.sqrt(2 / math.pi)  # the tanh form: (1 + tanh(x / 2)) / 2 is a sigmoid
 
 
 def _steps(kind: str, is_coarse: bool) -> tuple[Any, ...]:
-    gates = Gate("gelu", GELU, 0.044715 * GELU, is_coarse), Gate("silu", 1.0, 0.0, is_coarse)
-    known = {step.kind: step for step in (Scale(), Bias(), Relu(), *gates)}
-    return tuple(known[name] for name in kind.split("_") if name in known)
+    names = kind.split("_")
+    is_halved = is_coarse and "bias" in names and not {"gelu", "silu"}.isdisjoint(names)
+    gelu = Gate("gelu", GELU, 0.044715 * GELU, is_coarse, is_halved)
+    silu = Gate("silu", 1.0, 0.0, is_coarse, is_halved)
+    known = {step.kind: step for step in (Scale(), Bias(0.5 if is_halved else 1.0), Relu(), gelu, silu)}
+    return tuple(known[name] for name in names if name in known)
 
 
 class Epilogue:
