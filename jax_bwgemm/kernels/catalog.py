@@ -59,6 +59,7 @@ BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
+HOPPER_FEW = Tile(64, 64)  # few rows, where a bias keeps them from being an MMA's columns
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 ROWS = {
@@ -70,6 +71,7 @@ ROWS = {
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
+        Row((HOPPER_FEW,), BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS)),
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
