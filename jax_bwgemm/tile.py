@@ -14,6 +14,7 @@ STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several s
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
+RESIDUAL_BUFFERS = 8  # of a Hopper warpgroup, at most: all boxes of a 64x256 or 128x128 tile of 2 bytes
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 TMEM_LANES = 128
@@ -202,6 +203,21 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 
+def store_boxes(tile: Tile, out_dtype: str) -> int:
+    """Hopper: boxes of a tile that a warpgroup stores, slab below slab."""
+    slabs = tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
+    return slabs * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
+
+
+def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
+    """Store buffers of each store group. Hopper's take a residual's boxes first, for a whole tile ahead or for as large
+    a part of it as divides it."""
+    if family(target) == "blackwell" or not has_residual:
+        return EPILOGUE_STAGES
+    boxes = store_boxes(tile, out_dtype)
+    return max(count for count in range(1, RESIDUAL_BUFFERS + 1) if boxes % count == 0)
+
+
 def defers_store(tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False) -> bool:
     """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
     its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
@@ -280,8 +296,9 @@ def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
 
 
 def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of a CTA and, of the same number and size, those into which a residual is loaded."""
-    return EPILOGUE_STAGES * store_box_bytes(tile, out_dtype, target) * (1 + has_residual)
+    """Store buffers of a CTA and, on Blackwell, of the same number and size those into which a residual is loaded."""
+    copies = 1 + (has_residual and family(target) == "blackwell")
+    return store_buffers(tile, out_dtype, target, has_residual) * store_box_bytes(tile, out_dtype, target) * copies
 
 
 def workspace_bytes(tile: Tile, num_clusters: int) -> int:

@@ -42,7 +42,7 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
+from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.kernels import pipelines, split_k
@@ -52,7 +52,6 @@ from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_registers import Sm90Registers
 from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.tile import EPILOGUE_STAGES
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 LOAD_REGISTERS = 40
@@ -139,7 +138,7 @@ class Sm90Gemm(Sm90Registers):
                 cpasync.prefetch_descriptor(out)
 
         a_smem, b_smem = self.smem_layouts()
-        c_smem = self.store_layout(self.store_groups, EPILOGUE_STAGES)
+        c_smem = self.store_layout(self.store_groups, self.store_buffers)
         allocator = cutlass.memory.SmemAllocator()
         barriers = allocator.allocate_array(Int64, 2 * self.stages)
         written = allocator.allocate_array(Int64, 1)
@@ -239,15 +238,14 @@ class Sm90Gemm(Sm90Registers):
         held.fill(0)
         held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(self.boxes)  # the next box of `held`: none is left
         phase = Int32(0)
-        idx, step = walk.first, walk.step
-        if cutlass.const_expr(tile.pingpong):
-            idx, step = walk.first + Uint32(group.idx) * walk.step, 2 * walk.step
+        idx, step = self.own_items(walk, group.idx)
+        if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
             if group.idx == 1:
                 read.advance(walk.k_count)
         while idx < walk.num_items:
             item = walk.item_of(idx)
             if cutlass.const_expr(tile.cluster_k > 1):
-                at = self.first_box(walk, item, group)
+                at = self.first_box(walk, item.tile_idx, group.idx)
                 if walk.k_count > 0:
                     read, last, at, box = main_loop(
                         acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
@@ -324,7 +322,7 @@ class Sm90Gemm(Sm90Registers):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
+        at = self.first_box(walk, item.tile_idx, group.idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             warpgroup.fence()

@@ -96,7 +96,7 @@ class Sm90Registers(Sm90Store):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
+        at = self.first_box(walk, item.tile_idx, group.idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):
