@@ -98,9 +98,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
     if problem.epilogue.has_residual:
-        if family(arch.target) == "hopper":
-            return "a residual requires a Blackwell kernel: sm_90a has no warp that loads it, got one"
-        if tile.cluster_k > 1 or not is_tma_storable(problem):
+        if tile.cluster_k > 1 or tile.stream_k or not is_tma_storable(problem):
             return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual)
     if stages < 3:

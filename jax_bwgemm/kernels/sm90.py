@@ -113,8 +113,13 @@ class Sm90Gemm(Sm90Registers):
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
         if cutlass.const_expr(self.store_kind == "tma"):
             self.tma_boxes["c"] = dsl_box(out)
+        tma_r = None
+        if cutlass.const_expr(self.epilogue.has_residual):
+            box_layout = cute.slice_(self.store_layout(1, 1), (None, None, 0))
+            tma_r, _ = cpasync.make_tiled_tma_atom(load, c, box_layout, (self.store_rows, self.store_cols))
+            self.tma_boxes["r"] = dsl_box(tma_r)
         stream_args = (stream_tiles, stream_clusters, workspace, token) if cutlass.const_expr(tile.stream_k) else ()
-        self.kernel(tma_a, tma_b, out, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
+        self.kernel(tma_a, tma_b, out, tma_r, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
             grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
@@ -124,6 +129,7 @@ class Sm90Gemm(Sm90Registers):
         tma_a: cute.CopyAtom,
         tma_b: cute.CopyAtom,
         out: Any,
+        tma_r: cute.CopyAtom | None,
         sizes: Sizes,
         hints: Hints,
         stream_args: tuple[Any, ...],
@@ -136,6 +142,8 @@ class Sm90Gemm(Sm90Registers):
             cpasync.prefetch_descriptor(tma_b)
             if cutlass.const_expr(self.store_kind == "tma"):
                 cpasync.prefetch_descriptor(out)
+            if cutlass.const_expr(self.epilogue.has_residual):
+                cpasync.prefetch_descriptor(tma_r)
 
         a_smem, b_smem = self.smem_layouts()
         c_smem = self.store_layout(self.store_groups, self.store_buffers)
@@ -143,6 +151,9 @@ class Sm90Gemm(Sm90Registers):
         barriers = allocator.allocate_array(Int64, 2 * self.stages)
         written = allocator.allocate_array(Int64, 1)
         drained = allocator.allocate_array(Int64, 1)
+        residual_barriers = None
+        if cutlass.const_expr(self.epilogue.has_residual):
+            residual_barriers = allocator.allocate_array(Int64, 2 * self.store_groups * self.store_buffers)
         sA = allocator.allocate_tensor(self.a_dtype, a_smem.outer, 1024, a_smem.inner)
         sB = allocator.allocate_tensor(self.b_dtype, b_smem.outer, 1024, b_smem.inner)
         sC = allocator.allocate_tensor(self.out_dtype, c_smem.outer, 1024, c_smem.inner)
@@ -163,6 +174,10 @@ class Sm90Gemm(Sm90Registers):
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
+        if cutlass.const_expr(self.epilogue.has_residual):  # noqa: SIM102
+            if warp_idx == 0:
+                with cute.arch.elect_one():
+                    self.init_handovers(residual_barriers)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         walk = self.walk(sizes, stream_args)
         mA, mB, mC = self.coordinate_tensors(sizes)
@@ -173,9 +188,13 @@ class Sm90Gemm(Sm90Registers):
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
                 self.load(tma_a, tma_b, mA, mB, sA, sB, ab, split, walk, sizes, hints)
+            if cutlass.const_expr(self.epilogue.has_residual):
+                first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - self.warpgroups)
+                if warp_idx >= first:
+                    self.carry(tma_r, out, mC, sC, residual_barriers, walk, warp_idx - first)
         else:
             cute.arch.setmaxregister_increase(multiply_registers(self.warpgroups))
-            self.multiply(out, mC, sA, sB, sC, ab, split, walk, sizes, args)
+            self.multiply(out, mC, sA, sB, sC, ab, residual_barriers, split, walk, sizes, args)
 
     @cute.jit
     def load(
@@ -213,6 +232,7 @@ class Sm90Gemm(Sm90Registers):
         sB: cute.Tensor,
         sC: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
+        residual_barriers: cute.Pointer | None,
         split: KSplit,
         walk: Walk,
         sizes: Sizes,
@@ -279,7 +299,12 @@ class Sm90Gemm(Sm90Registers):
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
                     columns = loaded if early else self.load_tile(at, group, sizes, args)
-                    if cutlass.const_expr(self.defers_store):
+                    if cutlass.const_expr(self.epilogue.has_residual):
+                        addend = self.addend(outlet, sC, group)
+                        handover = self.handover(residual_barriers, group.idx)
+                        self.store_sums(acc, outlet, addend, handover, phase, columns, args)
+                        phase = phase ^ (self.boxes // self.store_buffers % 2)
+                    elif cutlass.const_expr(self.defers_store):
                         self.round(acc, held, columns, args)
                         held_at, box = at, Int32(0)
                     else:
