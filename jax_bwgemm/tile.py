@@ -204,7 +204,7 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
 
 
 def store_boxes(tile: Tile, out_dtype: str) -> int:
-    """Hopper: boxes of a tile that a warpgroup stores, slab below slab."""
+    """Hopper: boxes of a tile that a warpgroup stores by TMA."""
     slabs = tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
     return slabs * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
 
@@ -218,12 +218,14 @@ def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = 
     return max(count for count in range(1, RESIDUAL_BUFFERS + 1) if boxes % count == 0)
 
 
-def defers_store(tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False) -> bool:
+def defers_store(
+    tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False, has_residual: bool = False
+) -> bool:
     """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
     its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
-    16 find room beside any held result."""
-    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
+    16 find room beside any held result. With a residual, the store buffers hold the result."""
+    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     more_slabs = tile.cta_m // (64 * tile.num_consumer_warpgroups) - 1

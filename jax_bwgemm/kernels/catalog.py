@@ -30,6 +30,7 @@ INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in
 FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
 GATED_KINDS = ("gelu", "bias_gelu", "silu", "bias_silu")
 RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
+GATED_RESIDUAL_KINDS = ("bias_gelu_residual", "bias_silu_residual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ ROWS = {
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),

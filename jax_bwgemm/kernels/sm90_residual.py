@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, Uint32, cute
 from cutlass.cute.nvgpu import cpasync, warp
 
 from jax_bwgemm.kernels import pipelines
@@ -66,13 +66,14 @@ class Sm90Residual(Sm90Store):
         ahead = pipelines.residual_stores_in_flight(buffers)
         phase = Int32(0)
         idx, step = self.own_items(walk, group_idx)
-        at = self.first_box(walk, idx, group_idx)
+        idx = self.end_from(walk, idx)
+        at = self.first_box(walk, walk.item_of(idx).tile_idx, group_idx)
         if idx < walk.num_items:
             for box in cutlass.range_constexpr(buffers):
                 self.load_box(tma_r, mC, own, handover, self.box_at(at, box), box)
         while idx < walk.num_items:
-            next_idx = idx + step
-            next_at = self.first_box(walk, next_idx, group_idx)
+            next_idx = self.end_from(walk, idx + step)
+            next_at = self.first_box(walk, walk.item_of(next_idx).tile_idx, group_idx)
             for i in cutlass.range_constexpr(self.boxes + ahead):
                 if cutlass.const_expr(i < self.boxes):
                     cute.arch.mbarrier_wait(handover.summed + 2 * (i % buffers), phase ^ (i // buffers % 2))
@@ -88,6 +89,14 @@ class Sm90Residual(Sm90Store):
                         self.load_box(tma_r, mC, own, handover, later, box % buffers)
             phase = phase ^ (self.boxes // buffers % 2)
             idx, at = next_idx, next_at
+
+    @cute.jit
+    def end_from(self, walk: Walk, idx: Uint32) -> Uint32:
+        """The first item from `idx` on that ends a tile: of a cluster's pieces of a stream, only the first may not."""
+        if cutlass.const_expr(self.tile.stream_k):  # noqa: SIM102 (a compile-time condition stands alone)
+            if not walk.item_of(idx).is_end:
+                idx += walk.step
+        return idx
 
     @cute.jit
     def load_box(
