@@ -60,6 +60,7 @@ BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
+HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 ROWS = {
@@ -69,6 +70,7 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), ("residual",), c_major="m"),  # a bias is along the rows
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
