@@ -76,6 +76,8 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL_KINDS[:2]),
+        Row((Tile(64, 128),), BF16_ONLY, FORWARD, RESIDUAL_KINDS[:2]),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),

@@ -3,6 +3,8 @@
 Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 
     warpgroup 0, warp 0   load      TMA of A and B into the stages, for one tile after the other
+    its last W warps      residual  with a residual, one for each consumer: TMA of its boxes into the store buffers,
+                                    and of the result out of them
     warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then round and store their own rows
 
     pipeline   producer -> consumer   filled by                        emptied by
@@ -10,6 +12,10 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
                                       bytes of A and B                 stage, in every CTA that shares it (multicast)
     store      multiply -> TMA        the warpgroup's 128 threads,     cp.async.bulk.wait_group.read in the
                                       fence, its named barrier         warpgroup's first warp
+    loaded     residual -> multiply   one expect_tx arrival and the    `summed`, in the same buffer
+                                      bytes of a warpgroup's box
+    summed     multiply -> residual   one lane of each warp of the     cp.async.bulk.wait_group.read in the residual
+                                      warpgroup, fence                 warp, which then loads the next box there
 
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
@@ -18,6 +24,9 @@ Where TMA cannot step over the result's rows, each of the consumers' warps store
 (`row_store`). What the epilogue reads of a thread's columns (a bias) is loaded beside the last wgmmas, in the registers
 of held boxes: the rest of these leaves before. A stream-K loads it once the other parts are added, which need those
 registers; a split along k for each box that it adds.
+
+With a residual, `loaded` and `summed` are in the place of `store` (`sm90_residual`): the buffers hold the residual of
+the next tile, or the first of its boxes, when its sums are done. Nothing is held in registers then.
 
 How two consumers divide the work:
 
@@ -33,7 +42,7 @@ before it touches global memory; the load warp releases the next kernel when its
 adds the flags of `stream_k`, between the last stage of a piece and its store.
 
 Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
-a tile's sums in `sm90_store`.
+a tile's sums in `sm90_store`, and with a residual in `sm90_residual`.
 """
 
 from __future__ import annotations

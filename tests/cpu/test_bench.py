@@ -17,7 +17,7 @@ import pytest
 from bench_results import H200, RESULT
 
 import jax_bwgemm
-from jax_bwgemm.arch import ARCHS, Arch
+from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
