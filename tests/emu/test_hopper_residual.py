@@ -32,12 +32,12 @@ def variant(tile: Tile, out: str = BF16, epilogue: str = "residual", majors: str
 
 
 FORMS = {  # and the boxes of a warpgroup's tile, and how many of them it has buffers for
-    variant(Tile(128, 256, cluster_m=2), epilogue="bias_silu_residual"): (8, 8),
+    variant(Tile(128, 256), epilogue="bias_silu_residual"): (8, 8),
     variant(Tile(128, 128), F16, "scale_bias_relu_residual", dtype=F16): (4, 4),
     variant(PINGPONG, epilogue="bias_gelu_residual"): (8, 8),
     variant(PINGPONG, F32): (16, 8),
     variant(Tile(64, 64, pingpong=True), epilogue="bias_residual"): (2, 2),
-    variant(Tile(128, 192), F32, "bias_silu_residual"): (12, 6),
+    variant(Tile(64, 192), F32, "bias_silu_residual"): (12, 6),
     variant(Tile(256, 64, cluster_n=2), epilogue="relu_residual"): (4, 4),
     variant(Tile(64, 128), F32, majors="kkm"): (8, 8),
     variant(Tile(128, 16), majors="mkm"): (1, 1),
@@ -91,14 +91,13 @@ def test_tiles_and_edges(of: Variant) -> None:
             assert sum(size for (name, _), size in counters.tma_load_bytes.items() if name == "r") == moved
 
 
-@pytest.mark.parametrize("of", list(FORMS)[:4], ids=lambda of: of.name)
-@pytest.mark.parametrize("seed", range(3))
-def test_many_orders(of: Variant, seed: int) -> None:
+@pytest.mark.parametrize("of", list(FORMS)[3:8], ids=lambda of: of.name)
+def test_many_orders(of: Variant) -> None:
     """Random orders of warps and completions, over several tiles of a cluster."""
     case = case_of(of, 2 * of.tile.cluster_m * of.tile.cta_m, of.tile.mma_n + 16, of.tile.k_tile, 2, 1)
-    a, b, bias = case.inputs(seed)
-    for i in range(3):
-        schedule = Schedule.standard(10 * seed + i)[-1]
+    for seed in range(6):
+        a, b, bias = case.inputs(seed)
+        schedule = Schedule.standard(seed)[-1]
         out, _ = run_matmul(*kernel(of), a, b, case.alpha, bias, case.residual(seed), 1, schedule=schedule)
         check_case(out, case.reference(a, b, bias, case.residual(seed)), case)
 
