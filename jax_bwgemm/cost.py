@@ -36,6 +36,8 @@ from jax_bwgemm.tile import (
     num_stages,
     num_threads,
     reads_a_from_registers,
+    store_boxes,
+    store_buffers,
 )
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
@@ -152,14 +154,23 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     is_blackwell = family(arch.target) == "blackwell"
     store = "tma" if is_tma_storable(problem) else "threads"
-    a_in_registers = reads_a_from_registers(problem.a_dtype, problem.a_major, arch.target)
+    has_residual = problem.epilogue.has_residual
     return Schedule(
-        num_stages(tile, problem.a_dtype, problem.out_dtype, arch),
+        num_stages(tile, problem.a_dtype, problem.out_dtype, arch, has_residual),
         acc_stages(tile, arch.tmem_cols) if is_blackwell else 1,
         store=store,
-        defers_store=defers_store(tile, problem.out_dtype, store, arch.target, a_in_registers),
+        defers_store=_leaves_later(tile, problem, arch, store),
         stream=best_stream(tile, problem, arch),
     )
+
+
+def _leaves_later(tile: Tile, problem: Problem, arch: Arch, store: str) -> bool:
+    """Hopper: from registers, or where a residual has been, from store buffers for a whole tile."""
+    if problem.epilogue.has_residual and family(arch.target) == "hopper":
+        buffers = store_buffers(tile, problem.out_dtype, arch.target, has_residual=True)
+        return buffers == store_boxes(tile, problem.out_dtype)
+    a_in_registers = reads_a_from_registers(problem.a_dtype, problem.a_major, arch.target)
+    return defers_store(tile, problem.out_dtype, store, arch.target, a_in_registers)
 
 
 def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:
@@ -389,7 +400,7 @@ def _wave_shape(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tru
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     waves, in_bytes = num_waves(tile, problem, arch), DTYPE_BYTES[problem.a_dtype]
-    out_bytes = DTYPE_BYTES[problem.out_dtype]
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * (1 + problem.epilogue.has_residual)  # which comes as a result goes
     kind = family(arch.target)
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
     start = START_CYCLES[kind] + latency + (MEETING_CYCLES[kind] if tile.cluster_ctas > 1 else 0)

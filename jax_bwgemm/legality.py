@@ -97,11 +97,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
-    if problem.epilogue.has_residual:
-        if family(arch.target) == "hopper":
-            return "a residual requires a Blackwell kernel: sm_90a has no warp that loads it, got one"
-        if tile.cluster_k > 1 or not is_tma_storable(problem):
-            return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
+    if problem.epilogue.has_residual and (tile.cluster_k > 1 or not is_tma_storable(problem)):
+        return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual)
     if stages < 3:
         return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"

@@ -140,4 +140,5 @@ class Problem:
         """Device memory traffic if every operand is read once and the result written once."""
         a = self.a_batch * self.m * self.k * DTYPE_BYTES[self.a_dtype]
         b = self.b_batch * self.k * self.n * DTYPE_BYTES[self.b_dtype]
-        return a + b + self.batch * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        out = self.batch * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        return a + b + out * (1 + self.epilogue.has_residual)

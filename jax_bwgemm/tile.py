@@ -14,6 +14,7 @@ STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several s
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
+RESIDUAL_BUFFERS = 8  # of a Hopper warpgroup, at most: all boxes of a 64x256 or 128x128 tile of 2 bytes
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 TMEM_LANES = 128
@@ -115,6 +116,7 @@ SHIPPED_TILES = {
         Tile(128, 96, cluster_m=2),
         Tile(128, 96),
         Tile(64, 64),
+        Tile(64, 64, stream_k=True),
         Tile(128, 128, cluster_m=2, promoted=True),
         Tile(128, 128, promoted=True),
     ),
@@ -208,12 +210,29 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 
-def defers_store(tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False) -> bool:
+def store_boxes(tile: Tile, out_dtype: str) -> int:
+    """Hopper: boxes of a tile that a warpgroup stores by TMA."""
+    slabs = tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
+    return slabs * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
+
+
+def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
+    """Store buffers of each store group. Hopper's take a residual's boxes first, for a whole tile ahead or for as large
+    a part of it as divides it."""
+    if family(target) == "blackwell" or not has_residual:
+        return EPILOGUE_STAGES
+    boxes = store_boxes(tile, out_dtype)
+    return max(count for count in range(1, RESIDUAL_BUFFERS + 1) if boxes % count == 0)
+
+
+def defers_store(
+    tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False, has_residual: bool = False
+) -> bool:
     """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
     its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
-    16 find room beside any held result."""
-    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1:
+    16 find room beside any held result. With a residual, the store buffers hold the result."""
+    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     more_slabs = tile.cta_m // (64 * tile.num_consumer_warpgroups) - 1
@@ -286,8 +305,9 @@ def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
 
 
 def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of a CTA and, of the same number and size, those into which a residual is loaded."""
-    return EPILOGUE_STAGES * store_box_bytes(tile, out_dtype, target) * (1 + has_residual)
+    """Store buffers of a CTA and, on Blackwell, of the same number and size those into which a residual is loaded."""
+    copies = 1 + (has_residual and family(target) == "blackwell")
+    return store_buffers(tile, out_dtype, target, has_residual) * store_box_bytes(tile, out_dtype, target) * copies
 
 
 def workspace_bytes(tile: Tile, num_clusters: int) -> int:

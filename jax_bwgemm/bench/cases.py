@@ -129,12 +129,12 @@ class Case:
 
     @property
     def tuned(self) -> tuple[Problem, ...]:
-        """What a table should have the times of: the product alone, which others borrow, and with a gate, which takes
-        time of its own (`decision.find_record`)."""
-        gate = next((step for step in self.steps if step in GATES), None)
-        if gate is None or "residual" in self.steps:
+        """What a table should have the times of: the product alone, which others borrow, and with a gate or a residual,
+        which take time of their own (`decision.measurements`)."""
+        if not {*GATES, "residual"} & set(self.steps):
             return (self.problem,)
-        epilogue = Epilogue(has_bias="bias" in self.steps, activation=gate)
+        activation = next((step for step in self.steps if step in ACTIVATIONS), None)
+        epilogue = Epilogue(1.0, "bias" in self.steps, activation, "residual" in self.steps)
         return self.problem, dataclasses.replace(self.problem, epilogue=epilogue)
 
     @property

@@ -30,23 +30,15 @@ def plain(case: Case, dot: Product | None = None) -> Product:
     return product
 
 
-def ours(case: Case, on_fallback: str, fuses_residual: bool) -> Product:
-    """`jax_bwgemm.matmul` with the epilogue; of swiglu, which it does not take, both products.
-
-    A residual that no kernel adds is JAX's, like the activation before it: one pass over a rounded result, where
-    `matmul(residual=)` would pass over a float32 one.
-    """
+def ours(case: Case, on_fallback: str) -> Product:
+    """`jax_bwgemm.matmul` with the epilogue; of swiglu, which it does not take, both products."""
     matmul = functools.partial(jax_bwgemm.matmul, out_dtype=jnp.dtype(case.out_dtype), on_fallback=on_fallback)
     if case.epilogue == "swiglu":
         return plain(case, matmul)
-    is_left = "residual" in case.steps and not fuses_residual
     activation = next((step for step in case.steps if step in ACTIVATIONS), None)
 
     def product(a: Any, b: Any, bias: Any = None, residual: Any = None) -> Any:
         a, b = _as_matrices(case, a, b)
-        if is_left:
-            rest = tuple(step for step in case.steps if step != "bias")
-            return _finish(matmul(a, b, bias=bias), rest, None, residual)
         return matmul(a, b, bias=bias, activation=activation, residual=residual)
 
     return product

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.peers import Candidate, Unavailable, candidates
 from jax_bwgemm.bench.products import Product, ours
@@ -41,14 +41,14 @@ def make_operands(case: Case, copies: int) -> list[Operands]:
     return [{name: _random(key, *case.operands[name]) for name, key in zip(names, copy, strict=True)} for copy in keys]
 
 
-def compile_ours(case: Case, arch: Arch, operands: Sequence[Operands]) -> Program:
+def compile_ours(case: Case, operands: Sequence[Operands]) -> Program:
     """With XLA in our kernels' place where there are none."""
-    fallback, fuses_residual = "", family(arch.target) == "blackwell"
+    fallback = ""
     try:
-        lowered = jax.jit(_each(ours(case, "error", fuses_residual))).lower(operands)
+        lowered = jax.jit(_each(ours(case, "error"))).lower(operands)
     except FallbackError as error:
         fallback = str(error)
-        lowered = jax.jit(_each(ours(case, "ignore", fuses_residual))).lower(operands)
+        lowered = jax.jit(_each(ours(case, "ignore"))).lower(operands)
     return _program(lowered.compile(), variants=variants(lowered.as_text()), fallback=fallback)
 
 

@@ -78,7 +78,7 @@ def measure_all(
 
 def measure_case(case: Case, arch: Arch, settings: Settings, clock: Clock) -> report.Row:
     operands = make_operands(case, rotation(case, arch.l2_bytes))
-    programs, unavailable = {"ours": compile_ours(case, arch, operands)}, {}
+    programs, unavailable = {"ours": compile_ours(case, operands)}, {}
     for peer in settings.peers:
         try:
             programs[peer] = _fastest(compile_peer(peer, case, arch, operands), operands, clock)
@@ -108,7 +108,7 @@ def measure_load(case: Case, arch: Arch, seconds: float) -> list[report.Load]:
     """Ours and XLA's default, each for `seconds`."""
     operands = make_operands(case, rotation(case, arch.l2_bytes))
     (default,) = compile_peer("default", case, arch, operands)
-    runs = {"ours": compile_ours(case, arch, operands).run, "default": default.run}
+    runs = {"ours": compile_ours(case, operands).run, "default": default.run}
     calls = {name: functools.partial(run, operands) for name, run in runs.items()}
     return sustain(case, calls, len(operands), seconds)
 

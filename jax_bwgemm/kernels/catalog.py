@@ -30,6 +30,7 @@ INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in
 FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
 GATED_KINDS = ("gelu", "bias_gelu", "silu", "bias_silu")
 RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
+GATED_RESIDUAL_KINDS = ("bias_gelu_residual", "bias_silu_residual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,8 @@ BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
-HOPPER_FEW = Tile(64, 64)  # few rows, where a bias keeps them from being an MMA's columns
+HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows that a bias keeps from being an MMA's columns
+HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 ROWS = {
@@ -69,11 +71,14 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), ("residual",), c_major="m"),  # a bias is along the rows
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
-        Row((HOPPER_FEW,), BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS)),
+        Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS, *RESIDUAL_KINDS[:2])),
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL_KINDS[:2]),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row((SMALL,), ((F16, F16, F16),), store="threads"),

@@ -23,7 +23,6 @@ from jax_bwgemm.tile import (
     num_threads,
     segments,
     store_box,
-    store_box_bytes,
     store_cols,
     store_groups,
     store_rows,
@@ -127,7 +126,7 @@ class Gemm:
         self.store_cols = cols if self.by_rows else self.buffer_cols
         box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
         self.store_span_bytes = box[0] * self.out_dtype.width // 8
-        self.residual_bytes = store_box_bytes(tile, variant.out_dtype, variant.target)
+        self.residual_bytes = pipelines.residual_full_bytes(tile, variant.out_dtype, variant.target)
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.cluster_k)
         self.epilogue = Epilogue(variant.epilogue, variant.out_dtype in COARSE_DTYPES)
 

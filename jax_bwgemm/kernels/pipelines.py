@@ -6,7 +6,7 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 from __future__ import annotations
 
 from jax_bwgemm.arch import family
-from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, stage_bytes
+from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, stage_bytes, store_box_bytes, store_groups
 
 WARPS_PER_WARPGROUP = 4
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
@@ -45,9 +45,28 @@ def acc_empty_arrivals(tile: Tile) -> int:
     return EPILOGUE_WARPS * tile.cta_group
 
 
+def residual_full_bytes(tile: Tile, out_dtype: str, target: str) -> int:
+    """Bytes that complete a residual's full barrier: all store groups' boxes, or on Hopper that of its warpgroup."""
+    groups = store_groups(tile, target) if family(target) == "hopper" else 1
+    return store_box_bytes(tile, out_dtype, target) // groups
+
+
 def residual_empty_arrivals() -> int:
     """A residual's buffer is free when one lane of each epilogue warp has arrived."""
     return EPILOGUE_WARPS
+
+
+def residual_summed_arrivals() -> int:
+    """Hopper: a residual's box has become the result's when one lane of each warp of its warpgroup has arrived."""
+    return WARPS_PER_WARPGROUP
+
+
+def residual_stores_in_flight(buffers: int) -> int:
+    """Hopper: TMA stores that may still read their buffers when the residual warp has issued store i.
+
+    It loads the residual of box i + buffers - these into a buffer, which must come before that box's store.
+    """
+    return min(2, buffers - 1)
 
 
 def stores_in_flight() -> int:

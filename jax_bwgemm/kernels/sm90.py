@@ -3,6 +3,8 @@
 Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
 
     warpgroup 0, warp 0   load      TMA of A and B into the stages, for one tile after the other
+    its last W warps      residual  with a residual, one for each consumer: TMA of its boxes into the store buffers,
+                                    and of the result out of them
     warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then round and store their own rows
 
     pipeline   producer -> consumer   filled by                        emptied by
@@ -10,6 +12,10 @@ Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
                                       bytes of A and B                 stage, in every CTA that shares it (multicast)
     store      multiply -> TMA        the warpgroup's 128 threads,     cp.async.bulk.wait_group.read in the
                                       fence, its named barrier         warpgroup's first warp
+    loaded     residual -> multiply   one expect_tx arrival and the    `summed`, in the same buffer
+                                      bytes of a warpgroup's box
+    summed     multiply -> residual   one lane of each warp of the     cp.async.bulk.wait_group.read in the residual
+                                      warpgroup, fence                 warp, which then loads the next box there
 
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
@@ -18,6 +24,9 @@ Where TMA cannot step over the result's rows, each of the consumers' warps store
 (`row_store`). What the epilogue reads of a thread's columns (a bias) is loaded beside the last wgmmas, in the registers
 of held boxes: the rest of these leaves before. A stream-K loads it once the other parts are added, which need those
 registers; a split along k for each box that it adds.
+
+With a residual, `loaded` and `summed` are in the place of `store` (`sm90_residual`): the buffers hold the residual of
+the next tile, or the first of its boxes, when its sums are done. Nothing is held in registers then.
 
 How two consumers divide the work:
 
@@ -33,7 +42,7 @@ before it touches global memory; the load warp releases the next kernel when its
 adds the flags of `stream_k`, between the last stage of a piece and its store.
 
 Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
-a tile's sums in `sm90_store`.
+a tile's sums in `sm90_store`, and with a residual in `sm90_residual`.
 """
 
 from __future__ import annotations
@@ -42,7 +51,7 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
+from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.kernels import pipelines, split_k
@@ -52,7 +61,6 @@ from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_registers import Sm90Registers
 from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.tile import EPILOGUE_STAGES
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 LOAD_REGISTERS = 40
@@ -114,8 +122,13 @@ class Sm90Gemm(Sm90Registers):
         self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
         if cutlass.const_expr(self.store_kind == "tma"):
             self.tma_boxes["c"] = dsl_box(out)
+        tma_r = None
+        if cutlass.const_expr(self.epilogue.has_residual):
+            box_layout = cute.slice_(self.store_layout(1, 1), (None, None, 0))
+            tma_r, _ = cpasync.make_tiled_tma_atom(load, c, box_layout, (self.store_rows, self.store_cols))
+            self.tma_boxes["r"] = dsl_box(tma_r)
         stream_args = (stream_tiles, stream_clusters, workspace, token) if cutlass.const_expr(tile.stream_k) else ()
-        self.kernel(tma_a, tma_b, out, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
+        self.kernel(tma_a, tma_b, out, tma_r, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
             grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
         )
 
@@ -125,6 +138,7 @@ class Sm90Gemm(Sm90Registers):
         tma_a: cute.CopyAtom,
         tma_b: cute.CopyAtom,
         out: Any,
+        tma_r: cute.CopyAtom | None,
         sizes: Sizes,
         hints: Hints,
         stream_args: tuple[Any, ...],
@@ -137,13 +151,18 @@ class Sm90Gemm(Sm90Registers):
             cpasync.prefetch_descriptor(tma_b)
             if cutlass.const_expr(self.store_kind == "tma"):
                 cpasync.prefetch_descriptor(out)
+            if cutlass.const_expr(self.epilogue.has_residual):
+                cpasync.prefetch_descriptor(tma_r)
 
         a_smem, b_smem = self.smem_layouts()
-        c_smem = self.store_layout(self.store_groups, EPILOGUE_STAGES)
+        c_smem = self.store_layout(self.store_groups, self.store_buffers)
         allocator = cutlass.memory.SmemAllocator()
         barriers = allocator.allocate_array(Int64, 2 * self.stages)
         written = allocator.allocate_array(Int64, 1)
         drained = allocator.allocate_array(Int64, 1)
+        residual_barriers = None
+        if cutlass.const_expr(self.epilogue.has_residual):
+            residual_barriers = allocator.allocate_array(Int64, 2 * self.store_groups * self.store_buffers)
         sA = allocator.allocate_tensor(self.a_dtype, a_smem.outer, 1024, a_smem.inner)
         sB = allocator.allocate_tensor(self.b_dtype, b_smem.outer, 1024, b_smem.inner)
         sC = allocator.allocate_tensor(self.out_dtype, c_smem.outer, 1024, c_smem.inner)
@@ -164,6 +183,10 @@ class Sm90Gemm(Sm90Registers):
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
+        if cutlass.const_expr(self.epilogue.has_residual):  # noqa: SIM102
+            if warp_idx == 0:
+                with cute.arch.elect_one():
+                    self.init_handovers(residual_barriers)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         walk = self.walk(sizes, stream_args)
         mA, mB, mC = self.coordinate_tensors(sizes)
@@ -174,9 +197,13 @@ class Sm90Gemm(Sm90Registers):
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
                 self.load(tma_a, tma_b, mA, mB, sA, sB, ab, split, walk, sizes, hints)
+            if cutlass.const_expr(self.epilogue.has_residual):
+                first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - self.warpgroups)
+                if warp_idx >= first:
+                    self.carry(tma_r, out, mC, sC, residual_barriers, walk, warp_idx - first)
         else:
             cute.arch.setmaxregister_increase(multiply_registers(self.warpgroups))
-            self.multiply(out, mC, sA, sB, sC, ab, split, walk, sizes, args)
+            self.multiply(out, mC, sA, sB, sC, ab, residual_barriers, split, walk, sizes, args)
 
     @cute.jit
     def load(
@@ -214,6 +241,7 @@ class Sm90Gemm(Sm90Registers):
         sB: cute.Tensor,
         sC: cute.Tensor,
         ab: pipeline.PipelineTmaAsync,
+        residual_barriers: cute.Pointer | None,
         split: KSplit,
         walk: Walk,
         sizes: Sizes,
@@ -239,15 +267,14 @@ class Sm90Gemm(Sm90Registers):
         held.fill(0)
         held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(self.boxes)  # the next box of `held`: none is left
         phase = Int32(0)
-        idx, step = walk.first, walk.step
-        if cutlass.const_expr(tile.pingpong):
-            idx, step = walk.first + Uint32(group.idx) * walk.step, 2 * walk.step
+        idx, step = self.own_items(walk, group.idx)
+        if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
             if group.idx == 1:
                 read.advance(walk.k_count)
         while idx < walk.num_items:
             item = walk.item_of(idx)
             if cutlass.const_expr(tile.cluster_k > 1):
-                at = self.first_box(walk, item, group)
+                at = self.first_box(walk, item.tile_idx, group.idx)
                 if walk.k_count > 0:
                     read, last, at, box = main_loop(
                         acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
@@ -280,7 +307,12 @@ class Sm90Gemm(Sm90Registers):
                 else:
                     self.add_parts(acc, item, group, tidx, walk)
                     columns = loaded if early else self.load_tile(at, group, sizes, args)
-                    if cutlass.const_expr(self.defers_store):
+                    if cutlass.const_expr(self.epilogue.has_residual):
+                        addend = self.addend(outlet, sC, group)
+                        handover = self.handover(residual_barriers, group.idx)
+                        self.store_sums(acc, outlet, addend, handover, phase, columns, args)
+                        phase = phase ^ (self.boxes // self.store_buffers % 2)
+                    elif cutlass.const_expr(self.defers_store):
                         self.round(acc, held, columns, args)
                         held_at, box = at, Int32(0)
                     else:
@@ -342,7 +374,7 @@ class Sm90Gemm(Sm90Registers):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
+        at = self.first_box(walk, item.tile_idx, group.idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             warpgroup.fence()

@@ -26,7 +26,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from jax_bwgemm.kernels.gemm import Outlet, Sizes, StoreGroup, Walk
 from jax_bwgemm.kernels.scheduler import Piece
-from jax_bwgemm.kernels.sm90_store import Sm90Store
+from jax_bwgemm.kernels.sm90_residual import Sm90Residual
 
 HALVES = 2  # of a stage's k
 
@@ -42,7 +42,7 @@ class MmaTf32Op(warpgroup.MmaF8Op):
         """The base class would refuse the dtypes."""
 
 
-class Sm90Registers(Sm90Store):
+class Sm90Registers(Sm90Residual):
     """Where wgmma has its A from, and what an A from registers has in place of `Sm90Gemm.main_loop`."""
 
     def tiled_mma(self, warpgroups: int) -> cute.TiledMma:
@@ -96,7 +96,7 @@ class Sm90Registers(Sm90Store):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(walk, item, group)  # its divisions run beside the first wgmmas
+        at = self.first_box(walk, item.tile_idx, group.idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):

@@ -13,7 +13,7 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Int32, cute
+from cutlass import Int32, Uint32, cute
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
@@ -24,7 +24,7 @@ from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, ByteFragments, WordFragments, swizzled
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Stream
-from jax_bwgemm.tile import EPILOGUE_STAGES, defers_store, reads_a_from_registers
+from jax_bwgemm.tile import defers_store, reads_a_from_registers, store_buffers
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -47,7 +47,10 @@ class Sm90Store(Gemm):
         self.stores_pairs = takes_pairs and self.c_major == "m"
         self.segments = dataclasses.replace(self.segments, is_interleaved=takes_pairs)
         has_fragments = self.fragments is not None
-        self.defers_store = defers_store(tile, variant.out_dtype, variant.store, variant.target, has_fragments)
+        self.defers_store = defers_store(
+            tile, variant.out_dtype, variant.store, variant.target, has_fragments, variant.has_residual
+        )
+        self.store_buffers = store_buffers(tile, variant.out_dtype, variant.target, variant.has_residual)
         self.boxes_n = tile.mma_n // self.store_cols
         self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
 
@@ -215,10 +218,17 @@ class Sm90Store(Gemm):
             sm90.get_smem_store_op(enum, self.out_dtype, self.acc_dtype),
             cute.make_tiled_copy_C_atom(stmatrix, mma),
         )
-        own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        rows = own if self.fragments is None else cute.composition(own, (self.fragments.slab_rows(), None, None))
-        Rs = r2s.get_slice(group.tidx).partition_D(rows)  # (R2S, R2S_M, R2S_N, stage)
+        own = self.own_boxes(sC, group.idx)
+        Rs = r2s.get_slice(group.tidx).partition_D(self.slab(own))  # (R2S, R2S_M, R2S_N, stage)
         return Outlet(r2s, Rs, own, out, mC)
+
+    def own_boxes(self, sC: cute.Tensor, group_idx: Any) -> cute.Tensor:
+        """A warpgroup's part of the store buffers: (store_rows, store_cols, stage)."""
+        return cute.local_tile(sC, (self.store_rows, self.store_cols), (group_idx, 0, None))
+
+    def slab(self, own: cute.Tensor) -> cute.Tensor:
+        """The same in the order of its wgmmas' rows."""
+        return own if self.fragments is None else cute.composition(own, (self.fragments.slab_rows(), None, None))
 
     def fragments_of(self, variant: Variant) -> WordFragments | ByteFragments | None:
         """How threads pick A's fragments, if it comes from registers."""
@@ -247,13 +257,12 @@ class Sm90Store(Gemm):
 
         to_next = cute.assume(place(col + 1) - place(col), divby=2)
         layout = cute.make_layout(
-            (2, 2, self.store_cols // 8, EPILOGUE_STAGES), stride=(1, to_next, 8 * span, self.store_groups * box)
+            (2, 2, self.store_cols // 8, self.store_buffers), stride=(1, to_next, 8 * span, self.store_groups * box)
         )
         base = cute.recast_ptr(sC.iterator, swizzle_=None) + (group.idx * box + place(col))
         Rs = cute.make_tensor(base.align(2 * elem_bytes), layout)  # (row, column of a pair, pair, stage)
         two = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.out_dtype, num_bits_per_copy=16 * elem_bytes)
-        own = cute.local_tile(sC, (self.store_rows, self.store_cols), (group.idx, 0, None))
-        return Outlet(two, Rs, own, out, mC)
+        return Outlet(two, Rs, self.own_boxes(sC, group.idx), out, mC)
 
     def store_group(self, tidx: Int32) -> StoreGroup:
         idx = cute.arch.make_warp_uniform(tidx // WARPGROUP_THREADS)
@@ -269,11 +278,17 @@ class Sm90Store(Gemm):
             values[i] = flat[box * count + (i // 4 * 4 + i % 2 * 2 + i // 2 % 2 if self.stores_pairs else i)]
         return values
 
-    def first_box(self, walk: Walk, item: Piece, group: StoreGroup) -> tuple[Int32, Int32, Int32]:
+    def first_box(self, walk: Walk, tile_idx: Uint32, group_idx: Int32) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) in boxes of a warpgroup's first box of a tile; the shuffles keep it where it is called."""
-        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, item.tile_idx))
+        m_idx, n_idx, l_idx = (cute.arch.make_warp_uniform(i) for i in walk.tile_of(self.tile, tile_idx))
         slabs = self.tile.cta_m // self.store_rows
-        return m_idx * slabs + group.idx % self.side_by_side, n_idx * self.boxes_n, l_idx
+        return m_idx * slabs + group_idx % self.side_by_side, n_idx * self.boxes_n, l_idx
+
+    def own_items(self, walk: Walk, group_idx: Int32) -> tuple[Uint32, Uint32]:
+        """The first item that a warpgroup multiplies, and the step to its next."""
+        if cutlass.const_expr(self.tile.pingpong):
+            return walk.first + Uint32(group_idx) * walk.step, 2 * walk.step
+        return walk.first, walk.step
 
     def box_at(self, at: Any, box: Any) -> Any:
         """(m, n, l) in boxes of a warpgroup's `box`-th box; `at` has its first. Slabs lie side by side in turns."""

@@ -17,7 +17,7 @@ import pytest
 from bench_results import H200, RESULT
 
 import jax_bwgemm
-from jax_bwgemm.arch import ARCHS, Arch
+from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
@@ -119,19 +119,22 @@ def test_the_formulas_are_the_float64_one(form: str, epilogue: str) -> None:
     with jax.default_matmul_precision("highest"):
         for product in (
             products.plain(case),
-            products.ours(case, "ignore", True),
-            products.ours(case, "ignore", False),
+            products.ours(case, "ignore"),
         ):
             assert sample.error(np.asarray(product(**operands))) < 1e-6
 
 
-def test_a_gate_is_tuned_beside_the_product_alone() -> None:
-    """A relu borrows the product's times, and a residual has no kernel everywhere."""
+def test_what_takes_time_of_its_own_is_tuned_beside_the_product_alone() -> None:
+    """A relu borrows the product's times; a gate and a residual do not."""
     alone = Case(8, 16, 24).problem
-    for epilogue in ("", "bias+relu", "bias+silu+residual", "swiglu"):
+    for epilogue in ("", "bias+relu", "swiglu"):
         assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone,)
-    gated = dataclasses.replace(alone, epilogue=Epilogue(has_bias=True, activation="gelu"))
-    assert Case(8, 16, 24, epilogue="bias+gelu").tuned == (alone, gated)
+    for epilogue, own in (
+        ("bias+gelu", Epilogue(has_bias=True, activation="gelu")),
+        ("relu+residual", Epilogue(activation="relu", has_residual=True)),
+        ("bias+silu+residual", Epilogue(has_bias=True, activation="silu", has_residual=True)),
+    ):
+        assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone, dataclasses.replace(alone, epilogue=own))
 
 
 def test_float64_of_the_activations() -> None:
@@ -153,19 +156,16 @@ def test_a_large_result_is_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epilogue", "fuses_residual", "taken"),
+    ("epilogue", "taken"),
     [
-        ("", True, {}),
-        ("bias+gelu", False, {"bias": True, "activation": "gelu"}),
-        ("relu+residual", True, {"activation": "relu", "residual": True}),
-        ("bias+silu+residual", True, {"bias": True, "activation": "silu", "residual": True}),
-        ("bias+silu+residual", False, {"bias": True}),
-        ("swiglu", False, {}),
+        ("", {}),
+        ("bias+gelu", {"bias": True, "activation": "gelu"}),
+        ("relu+residual", {"activation": "relu", "residual": True}),
+        ("bias+silu+residual", {"bias": True, "activation": "silu", "residual": True}),
+        ("swiglu", {}),
     ],
 )
-def test_ours_fuses_what_kernels_take(
-    epilogue: str, fuses_residual: bool, taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ours_fuses_what_kernels_take(epilogue: str, taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
     def matmul(a: Any, b: Any, *, out_dtype: Any, on_fallback: str, **fused: Any) -> Any:
@@ -175,7 +175,7 @@ def test_ours_fuses_what_kernels_take(
 
     monkeypatch.setattr(jax_bwgemm, "matmul", matmul)
     case = Case(8, 8, 8, out_dtype="float32", epilogue=epilogue)
-    products.ours(case, "error", fuses_residual)(**programs.make_operands(case, 1)[0])
+    products.ours(case, "error")(**programs.make_operands(case, 1)[0])
     assert calls == [taken] * (2 if epilogue == "swiglu" else 1)
 
 
@@ -194,7 +194,7 @@ def test_our_kernels_are_seen_in_the_lowered_program(
     case = Case(512, 1024, 256, dtype=dtype, out_dtype=out_dtype)
     operands = [{name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in case.operands.items()}] * 2
     with jax_bwgemm.config(device="h200"):
-        traced = jax.jit(programs._each(products.ours(case, "ignore", False))).trace(operands)
+        traced = jax.jit(programs._each(products.ours(case, "ignore"))).trace(operands)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     found = programs.variants(text)
     assert re.findall(r"sm_90a_(\w+?_[kmn]{3})_", " ".join(found)) == kernels
@@ -336,7 +336,7 @@ def test_the_whole_pass(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_row_that_fails_is_skipped_and_the_others_count(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_ours(case: Case, arch: Arch, operands: Any) -> programs.Program:
+    def compile_ours(case: Case, operands: Any) -> programs.Program:
         if case.m == 8:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nand more")
         return programs.compile_peer("default", case, H200, operands)[0]

@@ -161,6 +161,17 @@ def test_epilogue_shows_unless_something_runs_beside_it():
     assert cost(pingpong, Problem(128, 128, 1024), H200).us >= cost(cooperative, Problem(128, 128, 1024), H200).us
 
 
+def test_a_residual_is_another_result_to_move():
+    """A Hopper tile whose store buffers hold all of it shows no more than the rounding; what is behind it, a load."""
+    added = Epilogue(has_residual=True)
+    assert changed(LARGE, epilogue=added).min_bytes == LARGE.min_bytes + 2 * LARGE.m * LARGE.n
+    for tile, arch in ((HOPPER, H200), (PAIR, B200)):
+        assert cost(tile, changed(LARGE, epilogue=added), arch).us > cost(tile, LARGE, arch).us
+    for out, leaves_later in (("bfloat16", True), ("float32", False)):
+        schedule = shipped_schedule(HOPPER, changed(LARGE, out_dtype=out, epilogue=added), H200)
+        assert (schedule.stages, schedule.defers_store) == (3, leaves_later)
+
+
 def test_a_gate_shows_where_tensor_cores_wait_for_it():
     """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide most of them."""
     gate = Epilogue(activation="gelu")

@@ -138,15 +138,17 @@ def test_a_missing_cubin(artifacts_dir, monkeypatch):
 
 def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir):
     """The candidates are the product's alone, and the reason is the epilogue's."""
-    explanation = jax_bwgemm.explain(X, X, device="h200", residual=X, on_fallback="error")
+    odd = jax.ShapeDtypeStruct((4096, 4095), jnp.bfloat16)
+    explanation = jax_bwgemm.explain(X, odd, device="h200", residual=odd, on_fallback="error")
     assert explanation.problem.epilogue.kind == "residual"
-    assert "_bf16_bf16_f32_knn_" in explanation.variant and explanation.variant.endswith("_identity")
-    why = "the epilogue, residual of a float32 product: a residual requires a Blackwell kernel"
+    assert "_bf16_bf16_f32_knn_" in explanation.variant and explanation.variant.endswith("_identity_threads")
+    why = "the epilogue, residual of a float32 product: a residual requires rows that TMA can step over"
     assert why in line(str(explanation), "XLA")
     missing = str(jax_bwgemm.explain(X, X, device="h200", activation="relu"))
     assert re.search(r"relu of a float32 product: no cubin sm_90a_bf16_bf16_bf16_knn_\S+_relu ", line(missing, "XLA"))
-    fused = str(jax_bwgemm.explain(X, X, device="b200", residual=X))
-    assert line(fused, "XLA") is None and re.search(r"runs sm_100a_bf16_bf16_bf16_knn_\S+_residual, whose", fused)
+    for device, target in (("b200", "sm_100a"), ("h200", "sm_90a")):
+        fused = str(jax_bwgemm.explain(X, X, device=device, residual=X))
+        assert line(fused, "XLA") is None and re.search(rf"runs {target}_bf16_bf16_bf16_knn_\S+_residual, whose", fused)
     with pytest.raises(ValueError, match="cannot compute .* residual on h200: `cta_group` requires 1"):
         jax_bwgemm.explain(X, X, device="h200", residual=X, tile=PAIR)
     f16 = jax.ShapeDtypeStruct((64, 64), jnp.float16)

@@ -142,10 +142,10 @@ def test_an_epilogue_is_compiled_before_xla_gets_it(builder, no_artifacts):
 
 
 def test_a_product_is_compiled_where_its_epilogue_cannot_be(builder, no_artifacts):
-    """Hopper has no kernel with a residual."""
-    (name,) = kernels(lower(lambda a, b, r: matmul(a, b, residual=r), (512, 256), (256, 512), (512, 512)))
+    """TMA cannot step over the residual's rows."""
+    (name,) = kernels(lower(lambda a, b, r: matmul(a, b.mT, residual=r), (512, 256), (509, 256), (512, 509)))
     assert [name] == [variant.name for variant in builder.variants]
-    assert "_bf16_bf16_f32_" in name and name.endswith("_identity")
+    assert "_bf16_bf16_f32_" in name and name.endswith("_identity_threads")
 
 
 def test_users_tile_is_compiled(builder, no_artifacts):

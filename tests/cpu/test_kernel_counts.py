@@ -74,6 +74,44 @@ def test_stores_in_flight() -> None:
     assert pipelines.stores_in_flight() == 2  # of 4 buffers: one being written, one that the slowest warp still fills
 
 
+def test_a_residuals_counts() -> None:
+    """On Blackwell for all store groups; on Hopper for each warpgroup: 64 rows of 64 bytes, and four warps."""
+    assert pipelines.residual_empty_arrivals() == pipelines.residual_summed_arrivals() == 4
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_100a") == 128 * 64
+    assert pipelines.residual_full_bytes(PAIR_128, "float32", "sm_100a") == 2 * 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_90a") == 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 128, pingpong=True), "float32", "sm_90a") == 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 16), "bfloat16", "sm_90a") == 64 * 32
+    assert [pipelines.residual_stores_in_flight(buffers) for buffers in (1, 2, 3, 8)] == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("tile", "out", "boxes", "buffers", "stages"),
+    [
+        (Tile(128, 256), "bfloat16", 8, 8, 3),  # 64x256 in boxes of 64x32; 3 * 48 KiB beside 64 KiB
+        (Tile(128, 256), "float32", 16, 8, 3),  # in boxes of 64x16
+        (Tile(256, 128), "bfloat16", 8, 8, 3),  # two slabs
+        (Tile(128, 128), "bfloat16", 4, 4, 6),
+        (Tile(128, 128, pingpong=True), "bfloat16", 8, 8, 5),  # both slabs are a warpgroup's
+        (Tile(64, 128), "bfloat16", 4, 4, 8),
+        (Tile(128, 192), "float32", 12, 6, 4),  # half of them: 8 do not divide 12
+        (Tile(128, 96), "bfloat16", 3, 3, 7),
+        (Tile(128, 16), "bfloat16", 1, 1, 12),
+    ],
+    ids=str,
+)
+def test_buffers_that_a_residual_and_then_the_result_are_in(
+    tile: Tile, out: str, boxes: int, buffers: int, stages: int
+) -> None:
+    assert tiles.store_boxes(tile, out) == boxes
+    assert tiles.store_buffers(tile, out, "sm_90a", has_residual=True) == buffers
+    assert tiles.num_stages(tile, "bfloat16", out, H200, has_residual=True) == stages
+    box_bytes = tiles.store_box_bytes(tile, out, "sm_90a")
+    assert tiles.epilogue_bytes(tile, out, "sm_90a", has_residual=True) == buffers * box_bytes
+    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100a", True) == 4
+    assert not tiles.defers_store(tile, out, "tma", "sm_90a", has_residual=True)
+
+
 def test_full_bytes() -> None:
     assert pipelines.full_bytes(Tile(128, 256), "bfloat16") == 48 * 1024
     assert pipelines.full_bytes(Tile(256, 256, cta_group=2, cluster_m=2), "bfloat16") == 4 * 16384  # both CTAs' A and B

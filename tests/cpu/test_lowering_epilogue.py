@@ -38,6 +38,13 @@ def test_residual_operand(artifacts_dir, batch):
     assert "stablehlo.add" not in text
 
 
+@pytest.mark.parametrize("tile", ["128x256x64_cta1_cluster2x1", "128x128x64_cta1_cluster2x1_pingpong"])
+def test_hopper_adds_a_residual(artifacts_dir, tile):
+    (call,) = calls(hlo(lambda a, b, r: matmul(a, b, residual=r, tile=tile), X, W, RESIDUAL))
+    assert call["variant"] == f"sm_90a_bf16_bf16_bf16_knn_{tile}_residual"
+    assert call["types"].count("tensor<1x512x1024xbf16>") == 2  # the residual and the result
+
+
 def test_bias_stands_before_the_residual(artifacts_dir):
     def f(a, b, c, r):
         return on_b200(a, b, bias=c, residual=r, alpha=0.5, activation="relu")
@@ -114,7 +121,8 @@ WITHOUT_KERNEL = [
     ("b200", dict(activation="silu"), (), "sm_100a_bf16_bf16_f32_"),
     ("h200", dict(activation="relu"), (), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(alpha=0.5, out_dtype="float8_e4m3fn"), (), "sm_90a_bf16_bf16_f32_"),
-    ("h200", dict(), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),  # sm_90a has no warp that loads one
+    ("h200", dict(activation="relu"), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),
+    ("h200", dict(tile="128x128x64_cta1_cluster1x1x4"), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),  # a split along k
     ("b200", dict(activation="relu"), (RESIDUAL,), "sm_100a_bf16_bf16_f32_"),
 ]
 
@@ -162,14 +170,15 @@ def test_neither_fused_nor_alone(artifacts_dir):
         jax_bwgemm.FallbackError, match=r"float16 .* relu: no cubin sm_90a_f16_f16_f16_knn_\S+_relu in "
     ):
         hlo(lambda a, b: matmul(a, b, activation="relu"), x, w)
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="a residual requires a Blackwell kernel") as caught:
+    why = r"residual: no cubin sm_90a_f16_f16_f16_knn_\S+_residual in "
+    with pytest.warns(jax_bwgemm.FallbackWarning, match=why) as caught:
         text = hlo(lambda a, b: matmul(a, b, residual=jnp.ones((512, 1024)), on_fallback="warn"), x, w)
     assert not calls(text) and len(caught) == 1
 
 
 def test_users_tile_for_the_product_alone(artifacts_dir):
-    """Legal for the product, not for its epilogue on this device."""
-    tile = "128x128x64_cta1_cluster1x1"
+    """Legal for the product, not for its epilogue: a split along k."""
+    tile = "128x128x64_cta1_cluster1x1x4"
     (call,) = calls(hlo(lambda a, b, r: matmul(a, b, residual=r, tile=tile), X, W, RESIDUAL))
     assert tile in call["variant"] and "_f32_" in call["variant"]
     with pytest.raises(ValueError, match="cannot compute .* residual on h200: `cta_group` requires 1"):

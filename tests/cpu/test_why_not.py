@@ -14,6 +14,7 @@ from jax_bwgemm.problem import Epilogue
 from jax_bwgemm.tile import SHIPPED_TILES, Tile
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
+ADDED = Epilogue(has_residual=True)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,10 @@ PAIRS = {"cta_group": 2, "cluster_m": 2}
         (BEST_H200, changed(k=4095), H200),
         (BEST_H200, changed(a_major="m", m=4095), H200),
         (BEST_H200, changed(n=4095), H200),
+        (BEST_H200, changed(out_dtype="float32", epilogue=ADDED), H200),
+        (Tile(128, 128, cluster_m=2, pingpong=True), changed(c_major="m", epilogue=ADDED), H200),
+        (Tile(64, 16, stream_k=True), changed(c_major="m", epilogue=ADDED), H200),
+        (PAIR, changed(epilogue=ADDED), B200),
     ],
 )
 def test_legal(tile, problem, arch):
@@ -47,6 +52,20 @@ def test_legal(tile, problem, arch):
             PROBLEM,
             H200,
             "`k_tile` requires 64 elements (128 bytes), got 32",
+        ),
+        (
+            Tile(128, 128, cluster_k=4),
+            changed(epilogue=ADDED),
+            H200,
+            "a residual requires rows that TMA can step over and no split along k, got 4096x4096x4096 bfloat16*bfloat16"
+            "->bfloat16 a:k-major b:n-major residual in 128x128x64_cta1_cluster1x1x4",
+        ),
+        (
+            BEST_H200,
+            changed(n=4095, epilogue=ADDED),
+            H200,
+            "a residual requires rows that TMA can step over and no split along k, got 4096x4095x4096 bfloat16*bfloat16"
+            f"->bfloat16 a:k-major b:n-major residual in {BEST_H200}",
         ),
         (
             Tile(128, 256, cluster_m=3),

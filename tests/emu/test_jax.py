@@ -126,13 +126,15 @@ def test_a_gate_and_its_gradient(activation: str, target: str) -> None:
     assert relative_error(np.asarray(d_bias), slope.sum(0)) < 0.05  # summed in bfloat16
 
 
-@pytest.mark.parametrize("tile", [SINGLE, PAIR])
+@pytest.mark.parametrize(
+    ("target", "tile"), [("sm_100a", SINGLE), ("sm_100a", PAIR), ("sm_90a", SINGLE), ("sm_90a", f"{HOPPER}_pingpong")]
+)
 @pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
-def test_residual(steps: str, tile: str) -> None:
+def test_residual(steps: str, target: str, tile: str) -> None:
     """By TMA, in the kernel; sizes that end inside boxes, and more than one tile."""
     a, b, bias, residual = normal(0, 2, 140, 72), normal(1, 72, 264), normal(2, 264), normal(3, 2, 140, 264)
     is_fused = steps != "residual"
-    f = jax.jit(functools.partial(matmul, tile=tile, activation="relu" if is_fused else None))
+    f = jax.jit(functools.partial(matmul, emulate=target, tile=tile, activation="relu" if is_fused else None))
     with emulated.recorded() as runs:
         out = f(a, b, bias=bias if is_fused else None, residual=residual).block_until_ready()
     (run,) = runs
@@ -142,10 +144,11 @@ def test_residual(steps: str, tile: str) -> None:
     check(np.asarray(out), want, "bfloat16")
 
 
-def test_residual_under_vmap_and_grad() -> None:
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_residual_under_vmap_and_grad(target: str) -> None:
     """One launch for all; backwards, the products of one without a residual, and the cotangent."""
     a, b, residual = normal(0, 3, 40, 64), normal(1, 64, 72), normal(2, 3, 40, 72)
-    f = jax.jit(lambda a, b, r: jax.vmap(lambda a, r: matmul(a, b, residual=r, tile=SINGLE))(a, r))
+    f = jax.jit(lambda a, b, r: jax.vmap(lambda a, r: matmul(a, b, residual=r, emulate=target, tile=SINGLE))(a, r))
     (name,) = names(lambda: f(a, b, residual))
     assert name.endswith("_residual")
     check(np.asarray(f(a, b, residual)), f64(a) @ f64(b) + f64(residual), "bfloat16")
@@ -156,12 +159,10 @@ def test_residual_under_vmap_and_grad() -> None:
     check(np.asarray(d_b), np.einsum("vmk,vmn->kn", f64(a), f64(ct)), "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("target", "shape"), [("sm_90a", (80, 72, 136)), ("sm_100a", (80, 72, 133))], ids=["hopper", "rows"]
-)
-def test_an_epilogue_without_a_kernel(target: str, shape: tuple[int, int, int]) -> None:
-    """The kernel's float32, and one rounding by XLA: Hopper loads no residual, nor does anyone where rows are odd."""
-    m, k, n = shape
+@pytest.mark.parametrize(("target", "n"), [("sm_90a", 136), ("sm_90a", 133), ("sm_100a", 133)])
+def test_an_epilogue_without_a_kernel(target: str, n: int) -> None:
+    """The kernel's float32, and one rounding by XLA: none ships with these steps, nor can any where rows are odd."""
+    m, k = 80, 72
     a, b, residual = normal(0, m, k), normal(1, k, n), normal(2, m, n)
     f = jax.jit(functools.partial(matmul, emulate=target, activation="relu"))
     *repacks, name = names(lambda: f(a, b, residual=residual))

@@ -53,10 +53,10 @@ def run_stream(
     a, b, bias = case.inputs(seed)
     workspace = poisoned_workspace(variant.tile, clusters)
     out, _ = run_matmul(
-        module, facts, a, b, case.alpha, bias, None, clusters, 2, seed % 2, schedule, stream, workspace,
+        module, facts, a, b, case.alpha, bias, case.residual(seed), clusters, 2, seed % 2, schedule, stream, workspace,
         strict_tmem_wait=True, max_instructions=10**7,
     )  # fmt: skip
-    check_case(out, case.reference(a, b, bias), case)
+    check_case(out, case.reference(a, b, bias, case.residual(seed)), case)
     assert (workspace.view(np.uint64)[: FLAG_BYTES // 8] != TOKEN).all()
     return out
 
@@ -113,6 +113,8 @@ OTHERS = [
     (Tile(128, 64, stream_k=True), BF16, "scale", "threads", "n", BF16),
     (Tile(64, 32, 128, stream_k=True), "int32", "identity", "tma", "n", "int8"),
     (Tile(64, 64, 128, stream_k=True), "float8_e4m3fn", "identity", "tma", "n", "float8_e4m3fn"),
+    (Tile(64, 32, stream_k=True), BF16, "residual", "tma", "m", BF16),
+    (Tile(128, 64, cluster_m=2, stream_k=True), F32, "bias_silu_residual", "tma", "n", BF16),
 ]
 
 

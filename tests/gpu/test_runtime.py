@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import inspect
+import re
 import warnings
 from typing import Any
 
@@ -104,6 +105,31 @@ def test_fused_epilogue_and_its_gradient(activation: str) -> None:
     ]
     for got, expected in zip(*gradients, strict=True):
         assert_close(got, expected, 0.02)
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_residual_and_its_gradient(activation: str | None, arch: Arch) -> None:
+    """In the kernel: one launch, of no float32 result; under vmap one for all."""
+    x, w, bias, r = normal(0, 3, 300, 256), normal(1, 256, 392), normal(2, 392), normal(3, 3, 300, 392)
+
+    def ours(x, w, bias, r):  # type: ignore[no-untyped-def]
+        return matmul(x, w, bias=bias, activation=activation, residual=r)
+
+    def peer(x, w, bias, r):  # type: ignore[no-untyped-def]
+        linear = jnp.matmul(x, w, preferred_element_type=jnp.float32) + bias
+        return ((getattr(jax.nn, activation)(linear) if activation else linear) + r).astype(x.dtype)
+
+    mapped = jax.jit(jax.vmap(ours, (0, None, None, 0)))
+    kind = "_".join(filter(None, ("bias", activation, "residual")))
+    (variant,) = re.findall(r'variant = "(\w+)"', mapped.lower(x, w, bias, r).as_text())
+    assert variant.startswith(f"{arch.target}_bf16_bf16_bf16_") and variant.endswith(f"_{kind}")
+    assert_close(mapped(x, w, bias, r), peer(x, w, bias, r))
+    grads = [
+        jax.jit(jax.grad(lambda *args, f=f: jnp.sum(f(*args).astype(jnp.float32) ** 2), (0, 1, 2, 3)))(x, w, bias, r)
+        for f in (ours, peer)
+    ]
+    for got, expected in zip(*grads, strict=True):
+        assert_close(got, expected, 0.03)
 
 
 def test_relu_keeps_nan_and_makes_zeros_positive() -> None:

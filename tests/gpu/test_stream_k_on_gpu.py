@@ -31,12 +31,12 @@ def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int =
         tiles_m * tile.cluster_m * tile.cta_m - step, tiles_n * tile.cluster_n * tile.mma_n - step,
         k_tiles * tile.k_tile - step, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         batch, 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        variant.activation, variant.b_dtype, variant.c_major,
+        variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
 
 
 def problem_of(case: Case) -> Problem:
-    epilogue = Epilogue(case.alpha, case.has_bias, case.activation)
+    epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
     return Problem(
         case.m, case.n, case.k, case.batch, case.dtype, case.b_dtype or case.dtype, case.out_dtype, case.a_major,
         case.b_major, case.a_batch, case.b_batch, epilogue, case.c_major,
@@ -59,10 +59,10 @@ def test_any_stream(entry: Entry, arch: Arch) -> None:
     )
     for seed, (tiles_m, tiles_n, k_tiles, stream) in enumerate(forms):
         case = case_of(entry, tiles_m, tiles_n, k_tiles)
-        a, b, bias = case.inputs(seed)
+        operands = *case.inputs(seed), case.residual(seed)
         product = jax.jit(forced(entry, problem_of(case), arch, stream=stream))
-        got = np.asarray(product(*(jnp.asarray(x) for x in (a, b, bias) if x is not None)))
-        check_case(got if case.c_major == "n" else got.swapaxes(1, 2), case.reference(a, b, bias), case)
+        got = np.asarray(product(*(jnp.asarray(x) for x in operands if x is not None)))
+        check_case(got if case.c_major == "n" else got.swapaxes(1, 2), case.reference(*operands), case)
 
 
 @pytest.mark.parametrize("entry", PLAIN, ids=lambda e: e.name)

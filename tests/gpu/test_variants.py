@@ -88,6 +88,13 @@ def test_any_number_of_rows(m: int) -> None:
         _check(entry, (m, 144, 208, 1), seed=m)
 
 
+@pytest.mark.parametrize("k", [16, 200, 1032])
+def test_a_residual_of_many_tiles(k: int) -> None:
+    """A CTA has several, after main loops of one stage, in which the next residual is hardly there, or of many."""
+    for entry in (e for e in ENTRIES if e.variant.has_residual):
+        _check(entry, (1032, 2056, k, 3), seed=k)
+
+
 @pytest.mark.parametrize("rest", [*range(1, 9), 15])
 def test_any_alignment_of_rows(rest: int) -> None:
     """Where threads store the rows of a result, each begins `rest` elements behind the one before, modulo 16 bytes, and
@@ -163,11 +170,12 @@ def test_as_accurate_as_jnp_dot(dtype: str, arch: Arch) -> None:
     assert tally.ours <= 1.05 * tally.peer
 
 
-def test_the_same_bits_every_time(arch: Arch) -> None:
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_the_same_bits_every_time(has_residual: bool, arch: Arch) -> None:
     from jax_bwgemm import matmul
 
-    a, b = (jax.random.normal(jax.random.key(i), (1000, 1000), jnp.bfloat16) for i in range(2))
-    function = jax.jit(functools.partial(matmul, on_fallback="error"))
+    a, b, r = (jax.random.normal(jax.random.key(i), (1000, 1000), jnp.bfloat16) for i in range(3))
+    function = jax.jit(functools.partial(matmul, residual=r if has_residual else None, on_fallback="error"))
     first = np.asarray(function(a, b)).view(np.uint16)
     for _ in range(20):
         assert np.array_equal(np.asarray(function(a, b)).view(np.uint16), first)
