@@ -115,6 +115,8 @@ SHIPPED_TILES = {
         Tile(128, 192, cluster_m=2, stream_k=True),
         Tile(128, 96, cluster_m=2),
         Tile(128, 96),
+        Tile(128, 96, cluster_m=2, pingpong=True),
+        Tile(128, 64),
         Tile(64, 64),
         Tile(64, 64, stream_k=True),
         Tile(128, 128, cluster_m=2, promoted=True),

@@ -2,9 +2,10 @@
 
 Several, since compiling takes longer than running: they run one after the other, in every round anew. But no more than
 `BURST_US` at a stretch, with a rest behind it (`timing.rest`): under steady load, what is left to choose by is noise.
-A kernel's first launch takes longer: behind another kernel its code is not in the caches, behind a rest the clocks are
-still low. So each runs several times in a row, and its first time is dropped; one that is too long for that runs alone,
-with a rest behind it, where the first time is what a benchmark of it would see.
+Each is launched several times in a row, and the first half of its times is dropped: behind other kernels a short one
+takes three launches until it is as fast as it stays, behind a rest a long one two (seen on an H200). One that is too
+long for that runs alone, as in a benchmark. So a stretch is that short because the next kernel in it would find the
+clocks lower.
 
 Device time alone: operands come padded. Keeps nothing.
 """
@@ -12,6 +13,7 @@ Device time alone: operands come padded. Keeps nothing.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import math
@@ -35,8 +37,7 @@ from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
 
-BURST_US = 3000.0  # of the roofline: what a stretch of kernels takes at least
-ROW_US, MAX_IN_A_ROW = 300.0, 4  # so too the launches of one kernel in a row, where that is several
+BURST_US, MAX_IN_A_ROW = 1000.0, 8  # of the roofline: what a stretch takes at least; launches of a kernel in it
 POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
 Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 
@@ -118,43 +119,40 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     values = operands(problem, copies)
     size, in_a_row = burst(len(decisions), roofline_us(problem, arch))
     parts = [decisions[i : i + size] for i in range(0, len(decisions), size)]
-    rests = len(parts) > 1
-    return [us for part in parts for us in _burst_times(problem, part, copies, in_a_row, values, rounds, rests)]
+    programs = [jax.jit(program(problem, part, copies, in_a_row)).lower(*values) for part in parts]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiled = list(pool.map(lambda lowered: lowered.compile(), programs))
+    times_us = []
+    for part, launches in zip(parts, compiled, strict=True):
+        found = timing.kernel_times(launches, rounds, *values, rests=len(parts) > 1)
+        times_us += _medians(part, launch_order(len(part), copies, in_a_row), found, rounds)
+    return times_us
 
 
 def burst(num_kernels: int, least_us: float) -> tuple[int, int]:
-    """(how many kernels run without a rest, launches of each in a row), where none takes less than `least_us`."""
-    in_a_row = min(MAX_IN_A_ROW, int(ROW_US / least_us))
-    if in_a_row < 2:
-        return 1, 1
+    """(how many kernels run without a rest, launches of each in a row), where no launch takes less than `least_us`."""
+    in_a_row = max(1, min(MAX_IN_A_ROW, int(BURST_US / least_us)))
     return max(1, min(num_kernels, int(BURST_US / (in_a_row * least_us)))), in_a_row
 
 
-def _burst_times(
-    problem: Problem,
-    decisions: Sequence[Decision],
-    copies: int,
-    in_a_row: int,
-    values: Any,
-    rounds: int,
-    rests: bool,
+def _medians(
+    decisions: Sequence[Decision], order: Sequence[int], found: Sequence[tuple[str, float]], rounds: int
 ) -> list[float]:
+    """Of each kernel, without the first half of its launches in each round. `order`: a round's, by kernel."""
     times: dict[str, list[float]] = collections.defaultdict(list)
-    launches = jax.jit(program(problem, decisions, copies, in_a_row))
-    for symbol, us in timing.kernel_times(launches, rounds, *values, rests=rests):
+    for symbol, us in found:
         times[symbol].append(us)
     symbols = [decision.entry.entry for decision in decisions if decision.entry]
-    expected = collections.Counter(symbols[i] for i in launch_order(len(symbols), copies, in_a_row))
+    expected = collections.Counter(symbols[i] for i in order)
     for symbol in symbols:
         if len(times[symbol]) != rounds * expected[symbol]:
             counts = {name: len(found) for name, found in times.items()}
             raise RuntimeError(f"CUPTI requires {rounds * expected[symbol]} launches of {symbol}, got {counts}")
-    return [_without_firsts(times[symbol], expected[symbol]) for symbol in symbols]
+    return [_median_of_late(times[symbol], expected[symbol]) for symbol in symbols]
 
 
-def _without_firsts(times_us: list[float], in_a_row: int) -> float:
-    """The median of all but the first of each row; of all, where a row is one launch."""
-    return statistics.median(us for i, us in enumerate(times_us) if i % in_a_row or in_a_row == 1)
+def _median_of_late(times_us: list[float], in_a_row: int) -> float:
+    return statistics.median(us for i, us in enumerate(times_us) if i % in_a_row >= in_a_row // 2)
 
 
 def num_copies(problem: Problem, l2_bytes: int) -> int:

@@ -58,10 +58,19 @@ def test_every_kernel_is_launched_and_no_copy_comes_back_early(num_kernels: int,
 
 
 @pytest.mark.parametrize(
-    "least_us, kernels_and_rows", [(2.0, (23, 4)), (64.0, (11, 4)), (128.0, (11, 2)), (233.0, (1, 1)), (8217.0, (1, 1))]
+    "least_us, kernels_and_rows",
+    [
+        (2.0, (23, 8)),
+        (16.0, (7, 8)),
+        (64.0, (1, 8)),
+        (128.0, (1, 7)),
+        (233.0, (1, 4)),
+        (513.5, (1, 1)),
+        (8217.0, (1, 1)),
+    ],
 )
 def test_launches_in_a_row_and_kernels_at_a_stretch(least_us: float, kernels_and_rows: tuple[int, int]) -> None:
-    """1024^3, 8192x8192x512, 4096^3, 5000^3 and 16384^3 on an H200: 4 in a row of 2 us, 11 * 4 * 64 us = 2816 us."""
+    """1024^3, 2048^3, 8192x8192x512, 4096^3, 5000^3, float8 8192^3 and 16384^3 on an H200: 7 * 8 * 16 us = 896 us."""
     assert burst(23, least_us) == kernels_and_rows
 
 
@@ -135,8 +144,9 @@ def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkey
     then = [("symbol_1", 0.5), *[("symbol_1", us / 1000) for us in (40, 90, 30)]]
     fake_cupti(monkeypatch, first + then)
     monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 4)
+    monkeypatch.setattr(candidates, "MAX_IN_A_ROW", 4)
     monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
-    assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([15.0, 40.0]), "a row's first is dropped"
+    assert candidates.gpu_clock(PROBLEM, pair, H200, rounds) == pytest.approx([16.0, 60.0]), "a row's first half drops"
     fake_cupti(monkeypatch, first + then[1:])
     with pytest.raises(RuntimeError, match=f"CUPTI requires {4 * rounds} launches of symbol_1, got "):
         candidates.gpu_clock(PROBLEM, pair, H200, rounds)
@@ -153,7 +163,7 @@ def test_the_gpu_rests_behind_each_round_of_a_part(artifacts_dir: Path, monkeypa
     monkeypatch.setattr(candidates, "num_copies", lambda problem, l2_bytes: 1)
     monkeypatch.setattr(candidates, "program", lambda *args: lambda *operands: 0)
     assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0]) and not rested
-    monkeypatch.setattr(candidates, "BURST_US", 1e-3)
+    monkeypatch.setattr(candidates, "BURST_US", 3 * roofline_us(PROBLEM, H200))
     assert candidates.gpu_clock(PROBLEM, pair, H200, 2) == pytest.approx([10.0, 30.0])
     assert rested == pytest.approx([100.0] * 4)
 
