@@ -47,17 +47,14 @@ def tune(
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
     clock: Clock | None = None,
 ) -> list[Timed]:
-    """Times the problems that have kernels at hand, and merges what there is into `path`, also after an interrupt."""
+    """Times the problems that have kernels at hand, and merges each into `path` at once."""
     asked, timed = list(problems), []
-    try:
-        for i, problem in enumerate(asked):
-            if (found := time_kernels(problem, arch, rounds, clock)) is not None:
-                timed.append(found)
-            progress(i + 1, len(asked))
-    finally:
-        if timed:
-            records = [found.record for found in timed]
-            measured.save(measured.Table(arch.name, facts, {record.problem: record for record in records}), path)
+    for i, problem in enumerate(asked):
+        if (found := time_kernels(problem, arch, rounds, clock)) is not None:
+            timed.append(found)
+            record = found.record
+            measured.save(measured.Table(arch.name, facts, {record.problem: record}), path)
+        progress(i + 1, len(asked))
     return timed
 
 

@@ -153,7 +153,7 @@ def test_times_are_told_apart_by_symbol(rounds: int, artifacts_dir: Path, monkey
 
 
 def test_the_gpu_rests_behind_each_round_of_a_part(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst of one kernel, so two parts of two rounds; one part alone needs no rest. A row is two launches."""
+    """A burst of one kernel, so two parts: one round of both, two more of the fast one. One part needs no rest."""
     monkeypatch.setattr(candidates, "MAX_IN_A_ROW", 2)
     _, decisions = kernels(PROBLEM, H200)
     pair = [Decision(d.plan, d.entry and _renamed(d.entry, f"symbol_{i}")) for i, d in enumerate(decisions[:2])]
