@@ -329,8 +329,8 @@ class Sm90Gemm(Sm90Registers):
 
         In a ping-pong, a loop of one pass: ptxas moves nothing into it, and out of straight code it would take the
         release to below the epilogue's arithmetic, for which the load warp, and with it the other warpgroup, then
-        waits (a gelu took 20 % longer on an H200). Beside other such loops, as those that wait for a residual's boxes
-        and keep the arithmetic where it is, ptxas would wait for each wgmma alone.
+        waits. Beside other such loops, as those that wait for a residual's boxes and keep the arithmetic where it is,
+        ptxas would wait for each wgmma alone.
         """
         if cutlass.const_expr(self.tile.pingpong and not (self.by_rows or self.epilogue.has_residual)):
             while last.index != read.index:
