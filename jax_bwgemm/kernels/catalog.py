@@ -104,7 +104,7 @@ ROWS = {
         Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),
         Row((PAIR, SMALL), SAME, FORWARD, GATED_KINDS),
         Row((PAIR, SMALL), SAME, ("mn", "mk"), ("scale",)),
-        Row((PAIR, SMALL), BF16_ONLY, FORWARD, RESIDUAL_KINDS),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
         Row((PAIR, SMALL), TF32),

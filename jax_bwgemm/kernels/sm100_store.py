@@ -180,8 +180,7 @@ class Sm100Store(Gemm):
         own = Rt[None, None, None, stage]
         loaded = cute.make_rmem_tensor(own.shape, self.out_dtype)
         cute.autovec_copy(own, loaded)
-        addend = cute.make_tensor(loaded.iterator, values.layout)  # the same elements in the same order
-        values.store(values.load() + addend.load().to(self.acc_dtype))
+        self.add(values, loaded)
         cute.arch.fence_proxy("async.shared", space="cta")  # the next load overwrites what was read
         cute.arch.sync_warp()
 

@@ -161,13 +161,6 @@ class Sm90Residual(Sm90Store):
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(handover.summed + 2 * stage)
 
-    def add(self, values: cute.Tensor, terms: cute.Tensor) -> None:
-        """Element by element, in one order; by fours, for the compiler keeps more bytes than that in local memory."""
-        four = cute.make_layout(4)
-        for i in range(0, cute.size(values), 4):
-            own = cute.make_tensor(values.iterator + i, four)
-            own.store(own.load() + cute.make_tensor(terms.iterator + i, four).load().to(self.acc_dtype))
-
     def addend(self, outlet: Outlet, sC: cute.Tensor, group: StoreGroup) -> Addend:
         """The way in, by the very layout of the way out: ldmatrix where that has stmatrix."""
         if cutlass.const_expr(self.stores_pairs):
