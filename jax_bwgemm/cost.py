@@ -357,9 +357,9 @@ def gate_cycles(tile: Tile, problem: Problem) -> float:
 
 def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
     """Bytes a clock at which a CTA stores: shared memory's rate, or its share of device memory's where all CTAs store
-    at once and the L2 cache cannot take it (Hopper, whose cooperative warpgroups load nothing meanwhile)."""
+    and the L2 cache cannot take it (Hopper, whose cooperative warpgroups load nothing meanwhile)."""
     out_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
-    if family(arch.target) == "blackwell" or tile.pingpong or out_bytes <= RETAINED * arch.l2_bytes:
+    if family(arch.target) == "blackwell" or out_bytes <= RETAINED * arch.l2_bytes:
         return STORE_BYTES_PER_CLK
     return memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
 
@@ -415,8 +415,9 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
         return waves * (start + main + epilogue)
     if schedule.acc_stages == 2:
         return start + main + (waves - 1) * max(main, epilogue) + epilogue
-    if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop
-        return start + main + (waves - 1) * max(main, (main + epilogue) / 2) + epilogue
+    if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop, both through one way out
+        way_out = tile.cta_m * tile.mma_n * out_bytes / rate
+        return start + main + (waves - 1) * max(main, (main + epilogue) / 2, way_out) + epilogue
     waves, last = _waves(tile, problem, arch, step, schedule.stream)
     if schedule.defers_store:
         shown = epilogue_cycles(tile, 0, arch) + gate  # the rounding

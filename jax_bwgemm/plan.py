@@ -26,7 +26,7 @@ from jax_bwgemm.variant import Variant, variant_for
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
-SWAP_MAX_M = 64  # rows: no MMA has fewer than 64, so up to here they are padding, while columns come in steps of 16
+FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
@@ -94,10 +94,12 @@ def candidates(
     problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
-    for its transpose, if that is `is_swappable`."""
+    for its few columns, or for its transpose, if that is `is_swappable`."""
     kind, swaps = family(arch.target), is_read_swapped(problem, arch)
     tiles = (tile for tile in shipped[kind] if tile.promoted == needs_promotion(problem, arch))
     pairs = [(tile, swaps) for tile in tiles]
+    if problem.n <= FEW and not swaps:
+        pairs += [(tile, False) for tile in narrow[kind] if tile not in shipped[kind]]
     if is_swappable(problem):
         pairs += [(tile, True) for tile in narrow[kind]]
     return tuple(
@@ -110,7 +112,7 @@ def candidates(
 
 def is_swappable(problem: Problem) -> bool:
     """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n."""
-    return problem.m <= SWAP_MAX_M and not problem.epilogue.has_bias
+    return problem.m <= FEW and not problem.epilogue.has_bias
 
 
 def plan(

@@ -166,7 +166,7 @@ NARROW_TILES = {
         Tile(128, 32, cluster_k=4),
         Tile(128, 64, cluster_k=4),
     ),
-}  # the same for the transposed product of few rows, whose n is narrow
+}  # the same where n is narrow: of few columns, or of the transposed product of few rows
 
 
 def k_tile(in_dtype: str) -> int:

@@ -20,7 +20,7 @@ from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import kernels
-from jax_bwgemm.plan import SWAP_MAX_M
+from jax_bwgemm.plan import FEW
 from jax_bwgemm.problem import Problem
 
 FORMAT = 1
@@ -132,7 +132,7 @@ def _random_problem(rng: np.random.Generator) -> Problem:
         return round(2 ** rng.uniform(0, np.log2(largest)))
 
     has_few_rows, is_unaligned = rng.random() < FEW_ROWS_SHARE, rng.random() < UNALIGNED_SHARE
-    m, n, k = size(SWAP_MAX_M if has_few_rows else LARGEST), size(LARGEST), size(LARGEST)
+    m, n, k = size(FEW if has_few_rows else LARGEST), size(LARGEST), size(LARGEST)
     if not is_unaligned:
         m, n, k = m if has_few_rows else _multiple_of_8(m), _multiple_of_8(n), _multiple_of_8(k)
     operand, result, _ = DTYPES[rng.choice(len(DTYPES), p=[share for _, _, share in DTYPES])]

@@ -64,6 +64,11 @@ HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows that a bias keeps
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
+
+def _few_columns(kind: str) -> tuple[Tile, ...]:
+    return tuple(tile for tile in NARROW_TILES[kind] if tile not in SHIPPED_TILES[kind])
+
+
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, HALF),
@@ -72,6 +77,7 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), ("residual",), c_major="m"),  # a bias is along the rows
+        Row(_few_columns("hopper"), BF16_ONLY),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS, *RESIDUAL_KINDS[:2])),
@@ -99,6 +105,7 @@ ROWS = {
         Row(BLACKWELL_BASE, HALF),
         Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
         Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(_few_columns("blackwell"), BF16_ONLY),
         Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),

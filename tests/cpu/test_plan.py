@@ -10,7 +10,7 @@ from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, T
 from jax_bwgemm.arch import ARCHS, by_name, detect
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import L2_HINTS, SWAP_MAX_M, candidates, l2_hints, plan, raster
+from jax_bwgemm.plan import FEW, L2_HINTS, candidates, l2_hints, plan, raster
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile, k_tile
 
@@ -161,10 +161,29 @@ def test_small_products_spread_over_the_sms(arch):
 
 
 def test_only_few_rows_without_a_bias_are_swapped():
-    at_most = {m for m in (1, 8, SWAP_MAX_M, SWAP_MAX_M + 1, 128) if _offers_swapped(Problem(m, 4096, 4096))}
-    assert at_most == {1, 8, SWAP_MAX_M}
+    at_most = {m for m in (1, 8, FEW, FEW + 1, 128) if _offers_swapped(Problem(m, 4096, 4096))}
+    assert at_most == {1, 8, FEW}
     assert not _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(1.0, True)))
     assert _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(2.0, False, "relu")))
+
+
+def test_few_columns_have_narrow_tiles_of_their_own():
+    """As a LoRA's down-projection, of any rows and majors, and with a bias; what is read swapped has them swapped."""
+    for arch, tile in ((H200, Tile(64, 16)), (B200, Tile(128, 16))):
+        has = {n for n in (1, 16, FEW, FEW + 1) if _offers(Problem(8192, n, 4096), arch, tile)}
+        assert has == {1, 16, FEW}
+        biased = Problem(8192, 16, 4096, a_major="m", b_major="k", epilogue=Epilogue(1.0, True))
+        assert _offers(biased, arch, tile)
+        names = [(c.tile, c.swapped) for c in candidates(Problem(8, 16, 4096), arch)]
+        assert len(names) == len(set(names))
+    fp8 = Problem(8192, 16, 4096, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn", b_major="n")
+    assert not _offers(fp8, H200, Tile(64, 16, k_tile=128)) and {c.swapped for c in candidates(fp8, H200)} == {True}
+    chosen = plan(Problem(8192, 16, 4096), H200).tile
+    assert chosen is not None and chosen.mma_n <= 64
+
+
+def _offers(problem, arch, tile):
+    return any(c.tile == tile and not c.swapped for c in candidates(problem, arch))
 
 
 def _offers_swapped(problem):

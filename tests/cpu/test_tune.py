@@ -26,7 +26,7 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
 from jax_bwgemm.lowering import workspace_of
-from jax_bwgemm.plan import SWAP_MAX_M
+from jax_bwgemm.plan import FEW
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
 
@@ -240,7 +240,7 @@ def test_random_products_are_what_was_said() -> None:
     for problem in problems:
         assert roofline_us(problem, H200) <= regret.MAX_ROOFLINE_US
         assert all(1 <= size <= regret.LARGEST for size in (problem.m, problem.n, problem.k))
-    few = sum(problem.m <= SWAP_MAX_M for problem in problems)
+    few = sum(problem.m <= FEW for problem in problems)
     odd = sum(problem.n % 8 != 0 or problem.k % 8 != 0 for problem in problems)
     assert few > 0.25 * len(problems) and 0.15 * len(problems) < odd < 0.35 * len(problems)
     assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
