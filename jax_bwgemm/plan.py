@@ -20,7 +20,7 @@ from jax_bwgemm.cost import (
 from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
+from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
@@ -111,8 +111,9 @@ def candidates(
 
 
 def is_swappable(problem: Problem) -> bool:
-    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n."""
-    return problem.m <= FEW and not problem.epilogue.has_bias
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n, and threads
+    store a transposed result element by element."""
+    return problem.m <= FEW and not problem.epilogue.has_bias and is_tma_storable(problem)
 
 
 def plan(
