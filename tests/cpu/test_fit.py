@@ -13,7 +13,7 @@ from jax_bwgemm.bench import fit
 from jax_bwgemm.bench.fit import Measured
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import candidates
+from jax_bwgemm.plan import TIE, candidates
 from jax_bwgemm.problem import Problem
 
 H200 = ARCHS["h200"]
@@ -45,8 +45,12 @@ def other_constants() -> fit.Values:
     )
 
 
-def test_present_constants_have_no_loss_on_their_own_times() -> None:
-    assert fit.loss(fit.current(H200), H200, products(fit.current(H200))) == pytest.approx(0, abs=0.02)  # ties
+def test_present_constants_lose_no_more_than_ties_on_their_own_times() -> None:
+    """A tie is one of what the model predicts: launches included, which the times are not."""
+    own = products(fit.current(H200))
+    for product in own:
+        assert fit.lost_by(product, H200) <= (TIE - 1) * (1 + model.LAUNCH_US / min(product.times_us.values()))
+    assert fit.loss(fit.current(H200), H200, own) <= TIE - 1
 
 
 def test_the_search_comes_closer_and_changes_nothing() -> None:
