@@ -212,10 +212,14 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 
+def warpgroup_slabs(tile: Tile) -> int:
+    """Hopper: slabs of 64 rows that a consumer warpgroup has of a tile; in a ping-pong all."""
+    return tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
+
+
 def store_boxes(tile: Tile, out_dtype: str) -> int:
     """Hopper: boxes of a tile that a warpgroup stores by TMA."""
-    slabs = tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
-    return slabs * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
+    return warpgroup_slabs(tile) * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
 
 
 def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
@@ -237,7 +241,7 @@ def defers_store(
     if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
-    more_slabs = tile.cta_m // (64 * tile.num_consumer_warpgroups) - 1
+    more_slabs = warpgroup_slabs(tile) - 1
     fragments = 16 * more_slabs if a_in_registers else 0
     return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 + fragments <= HELD_REGISTERS
 

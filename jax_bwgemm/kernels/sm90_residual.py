@@ -125,10 +125,12 @@ class Sm90Residual(Sm90Store):
         cute.arch.cp_async_bulk_commit_group()
 
     def tma_parts(self, atom: cute.CopyAtom, mC: cute.Tensor, own: cute.Tensor, at: Any) -> tuple[Any, Any]:
+        """All buffers, and the box (m, n, l) in global memory, as the atom moves them."""
         gC = cute.local_tile(mC, (self.store_rows, self.store_cols), at)
-        return cpasync.tma_partition(  # type: ignore[no-any-return]
+        smem, gmem = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(gC, 0, 2)
         )
+        return smem, gmem
 
     @cute.jit
     def store_sums(

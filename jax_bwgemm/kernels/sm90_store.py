@@ -24,7 +24,7 @@ from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, ByteFragments, WordFragments, swizzled
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Stream
-from jax_bwgemm.tile import defers_store, reads_a_from_registers, store_buffers
+from jax_bwgemm.tile import defers_store, reads_a_from_registers, store_buffers, warpgroup_slabs
 from jax_bwgemm.variant import Variant
 
 WARPGROUP_THREADS = 128
@@ -52,7 +52,7 @@ class Sm90Store(Gemm):
         )
         self.store_buffers = store_buffers(tile, variant.out_dtype, variant.target, variant.has_residual)
         self.boxes_n = tile.mma_n // self.store_cols
-        self.boxes = tile.cta_m // (self.side_by_side * self.store_rows) * self.boxes_n  # of a warpgroup and tile
+        self.boxes = warpgroup_slabs(tile) * self.boxes_n  # of a warpgroup and tile
 
     @cute.jit
     def store(

@@ -117,10 +117,7 @@ def test_the_formulas_are_the_float64_one(form: str, epilogue: str) -> None:
     (operands,) = programs.make_operands(case, 1)
     sample = accuracy.sample(case, {name: np.asarray(x) for name, x in operands.items()})
     with jax.default_matmul_precision("highest"):
-        for product in (
-            products.plain(case),
-            products.ours(case, "ignore"),
-        ):
+        for product in (products.plain(case), products.ours(case, "ignore")):
             assert sample.error(np.asarray(product(**operands))) < 1e-6
 
 
