@@ -19,14 +19,14 @@ from jax_bwgemm.cost import (
 )
 from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
+from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, is_tma_storable, k_tile
+from jax_bwgemm.tile import FEW, NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
-FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
@@ -111,9 +111,8 @@ def candidates(
 
 
 def is_swappable(problem: Problem) -> bool:
-    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n, and threads
-    store a transposed result element by element."""
-    return problem.m <= FEW and not problem.epilogue.has_bias and is_tma_storable(problem)
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n."""
+    return problem.m <= FEW and not problem.epilogue.has_bias
 
 
 def plan(
@@ -135,7 +134,8 @@ def plan(
     Args:
       problem: sizes of at least 1.
       arch: the device to plan for.
-      tile: the only candidate, if given; ValueError if it is not legal.
+      tile: the only candidate, if given; ValueError if it is not legal. None: XLA may be the better choice
+        (`why_not_padded`).
       missing: why a variant's cubin cannot be had, or None.
       among: what to choose from; `candidates` if None.
       record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
@@ -148,8 +148,9 @@ def plan(
         among = candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
     judged = tuple(sorted((_judge(candidate, arch, missing, times) for candidate in among), key=_preference))
-    if judged[0].reason is not None:
-        return Plan(problem, arch, judged, reason=judged[0].reason)
+    unpadded = None if tile else why_not_padded(problem)
+    if reason := judged[0].reason or unpadded:
+        return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
     best = _fastest(judged) if is_measured else _best(judged, arch)
     seen = best.problem

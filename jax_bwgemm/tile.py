@@ -18,6 +18,7 @@ RESIDUAL_BUFFERS = 8  # of a Hopper warpgroup, at most: all boxes of a 64x256 or
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 TMEM_LANES = 128
+FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
 HELD_REGISTERS = 192  # of a Hopper consumer's 240, for its sums and a rounded result: no variant spills
 INT32_MAX = 2**31 - 1
 

@@ -20,6 +20,7 @@ from typing import Any
 from jax_bwgemm import cost as model
 from jax_bwgemm.arch import Arch, by_name
 from jax_bwgemm.bench import regret
+from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.plan import Candidate, plan
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
@@ -58,12 +59,13 @@ class Measured:
 
 
 def load(path: Path) -> tuple[Arch, list[Measured]]:
-    """What `--regret N --json PATH` wrote. ValueError for another file."""
+    """What `--regret N --json PATH` wrote, without products that are XLA's by now. ValueError for another file."""
     try:
         fields = json.loads(path.read_text())
         if fields["format"] != regret.FORMAT:
             raise ValueError(f"format {regret.FORMAT}, got {fields['format']!r}")
-        return by_name(fields["facts"]["arch"]), [_measured(product) for product in fields["products"]]
+        products = [_measured(product) for product in fields["products"]]
+        return by_name(fields["facts"]["arch"]), [p for p in products if why_not_padded(p.problem) is None]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"`--fit` requires a file that `--regret --json` wrote, got {path}: {error}") from error
 

@@ -20,8 +20,9 @@ from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import kernels
-from jax_bwgemm.plan import FEW
+from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.problem import Problem
+from jax_bwgemm.tile import FEW
 
 FORMAT = 1
 LARGEST = 16384
@@ -38,7 +39,7 @@ WORST = 10
 
 
 def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -> int:
-    """Times `num` random products, prints the statistics, writes all times to `out` if given."""
+    """Times `num` random products, prints the statistics, writes all times to `out` if given, as they come."""
     for flag, value in (("--regret", num), ("--rounds", rounds)):
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
@@ -46,25 +47,25 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
     problems = sample(num, seed, arch)
     with progress_bar("products") as progress:
-        timed = measure(problems, arch, rounds, progress)
+        timed = measure(problems, arch, rounds, progress, keep=lambda timed: save(timed, out, facts) if out else None)
     if not timed:
         raise ValueError(f"`bench --regret` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
     print(text(timed, num))
     worst = sorted(timed, key=lambda found: -found.regret)[:WORST]
     print(f"{arch.name}: where the cost model loses most", aligned(worst), sep="\n")
     if out:
-        save(timed, out, facts)
         print(f"wrote {out}")
     return 0
 
 
 def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
-    """`num` problems with sizes log-uniform in 1..LARGEST, none longer than MAX_ROOFLINE_US by the roofline."""
+    """`num` problems with sizes log-uniform in 1..LARGEST, none longer than MAX_ROOFLINE_US by the roofline, and none
+    that is XLA's (`why_not_padded`)."""
     rng = np.random.default_rng(seed)
     problems: list[Problem] = []
     while len(problems) < num:
         problem = _random_problem(rng)
-        if roofline_us(problem, arch) <= MAX_ROOFLINE_US:
+        if roofline_us(problem, arch) <= MAX_ROOFLINE_US and why_not_padded(problem) is None:
             problems.append(problem)
     return problems
 
@@ -75,12 +76,14 @@ def measure(
     rounds: int,
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
     clock: Clock | None = None,
+    keep: Callable[[list[Timed]], None] = lambda timed: None,
 ) -> list[Timed]:
-    """The times of the problems that have a kernel at hand."""
+    """The times of the problems that have a kernel at hand; `keep` gets those so far after each."""
     asked, timed = list(problems), []
     for i, problem in enumerate(asked):
         if (found := time_kernels(problem, arch, rounds, clock)) is not None:
             timed.append(found)
+            keep(timed)
         progress(i + 1, len(asked))
     return timed
 

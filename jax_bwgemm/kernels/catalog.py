@@ -61,6 +61,25 @@ HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
 HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows that a bias keeps from being an MMA's columns
+HOPPER_ODD = (
+    Tile(256, 128),
+    Tile(128, 256, cluster_m=2, stream_k=True),
+    Tile(128, 192, cluster_m=2, stream_k=True),
+    Tile(128, 128, cluster_m=2, stream_k=True),
+    Tile(128, 128, cluster_k=2),
+    Tile(128, 128, cluster_k=4),
+    Tile(64, 128),
+    Tile(64, 128, cluster_k=2),
+    Tile(64, 64),
+    Tile(64, 64, stream_k=True),
+    Tile(128, 96, cluster_m=2),
+)  # of any shape, where TMA cannot step over the result's rows
+HOPPER_NARROW_ODD = (
+    *NARROW_TILES["hopper"][:3],
+    Tile(64, 16),
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+)  # of few rows
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
@@ -87,6 +106,8 @@ ROWS = {
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL_KINDS[:2]),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
+        Row(HOPPER_ODD, BF16_ONLY, store="threads"),
+        Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
         Row((HOPPER_LARGE, SMALL), FP8, ("kk", "mk"), store="threads"),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),

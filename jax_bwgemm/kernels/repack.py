@@ -2,7 +2,7 @@
 
     step       all threads of a CTA
     wait       griddepcontrol.wait, before global memory is touched
-    load       CHUNKS_PER_THREAD chunks of 16 bytes each: all loads are on their way before the first is used, and what
+    load       a few chunks of 16 bytes each: all loads are on their way before the first is used, and what
                they read leaves the L2 cache first, so that a product finds the result there
     release    griddepcontrol.launch_dependents
     align      a chunk out of the one or two aligned 16 bytes that hold it: by words, then by bytes (prmt)
@@ -29,11 +29,12 @@ from cutlass import Int32, Int64, Uint8, Uint16, Uint32, cute
 from jax_bwgemm.kernels.compile import Compiled
 from jax_bwgemm.repack import (
     CHUNK_BYTES,
-    CHUNKS_PER_THREAD,
     NUM_THREADS,
+    PAD_CHUNKS,
     PARAMS,
     TILE_ROW_BYTES,
     TILE_ROWS,
+    TRANSPOSE_CHUNKS,
     Repack,
 )
 
@@ -65,9 +66,9 @@ class RepackKernel:
         num_rows = Uint32(batch) * Uint32(rows)
         num_chunks = num_rows * row_chunks
         end = source + Int64(num_rows) * row_bytes
-        first = Uint32(cta_idx()) * (NUM_THREADS * CHUNKS_PER_THREAD)
+        first = Uint32(cta_idx()) * (NUM_THREADS * PAD_CHUNKS)
         addresses, sizes = [], []
-        for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+        for i in cutlass.range_constexpr(PAD_CHUNKS):
             idx = first + Uint32(i * NUM_THREADS + tidx)
             row, at = divided(idx, row_chunks)
             addresses.append(source + Int64(row) * row_bytes + Int64(at) * CHUNK_BYTES)
@@ -77,7 +78,7 @@ class RepackKernel:
         is_inside = (begin >= source) & (addresses[-1] + 2 * CHUNK_BYTES <= end)
         raw, skews = self.load(addresses, sizes, is_inside)
         cute.arch.griddepcontrol_launch_dependents()
-        for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+        for i in cutlass.range_constexpr(PAD_CHUNKS):
             words = self.aligned(raw, i, skews[i], sizes[i])
             idx = first + Uint32(i * NUM_THREADS + tidx)
             if idx < num_chunks:
@@ -103,7 +104,7 @@ class RepackKernel:
         own_col = col + tidx % 8 * self.chunk
         size = Int64(cols - own_col) * self.bytes
         addresses, sizes = [], []
-        for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+        for i in cutlass.range_constexpr(TRANSPOSE_CHUNKS):
             own_row = row + tidx // 8 * self.packed + row_in_tile(i, self.packed)
             addresses.append(matrix + Int64(own_row) * row_bytes + Int64(own_col) * self.bytes)
             sizes.append(chunk_size(size, own_row < rows_here))
@@ -117,7 +118,7 @@ class RepackKernel:
 
         line = TILE_ROWS * self.bytes // 4  # words of a column
         own = tidx % 8 * (self.chunk * line) + ((tidx // 32) ^ (tidx % 8)) * 4 + tidx // 8 % 4
-        for unit in cutlass.range_constexpr(CHUNKS_PER_THREAD // self.packed):
+        for unit in cutlass.range_constexpr(TRANSPOSE_CHUNKS // self.packed):
             chunks = []
             for i in cutlass.range_constexpr(self.packed):
                 at = cutlass.const_expr(unit * self.packed + i)
@@ -142,7 +143,7 @@ class RepackKernel:
         """From shared memory: neighbouring threads store neighbouring chunks of a row of the result."""
         per_col = cutlass.const_expr(TILE_ROWS // self.chunk)
         words = cute.make_rmem_tensor(WORDS, Uint32)
-        for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+        for i in cutlass.range_constexpr(TRANSPOSE_CHUNKS):
             own_col, at = (tidx + i * NUM_THREADS) // per_col, (tidx + i * NUM_THREADS) % per_col
             granule = at ^ (own_col // self.chunk)
             place = cute.make_ptr(
@@ -165,12 +166,13 @@ class RepackKernel:
             num_bits_per_copy=8 * CHUNK_BYTES,
             load_cache_mode=cute.nvgpu.LoadCacheMode.STREAMING,
         )
-        raw = cute.make_rmem_tensor((2 * WORDS, CHUNKS_PER_THREAD), Uint32)
-        skews = cute.make_rmem_tensor(CHUNKS_PER_THREAD, Int32)
+        count = cutlass.const_expr(len(addresses))
+        raw = cute.make_rmem_tensor((2 * WORDS, count), Uint32)
+        skews = cute.make_rmem_tensor(count, Int32)
         raw.fill(0)
         skews.fill(0)
         if is_inside:
-            for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+            for i in cutlass.range_constexpr(count):
                 skew = Int32(addresses[i] & (CHUNK_BYTES - 1))
                 base = addresses[i] - Int64(skew)
                 skews[i] = skew
@@ -179,7 +181,7 @@ class RepackKernel:
                 if skew + sizes[i] > CHUNK_BYTES:
                     cute.copy(once, chunk_at(base + CHUNK_BYTES), half(raw, 1, i))
         else:
-            for i in cutlass.range_constexpr(CHUNKS_PER_THREAD):
+            for i in cutlass.range_constexpr(count):
                 self.load_elements(addresses[i], sizes[i], half(raw, 0, i))
         return raw, skews
 

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import lowered
 import numpy as np
 import pytest
 from lowered import BF16, W, X, calls, hlo, matmul
@@ -22,6 +23,13 @@ def test_missing_cubins_fall_back(no_artifacts):
 def test_no_device_falls_back(artifacts_dir):
     with pytest.warns(jax_bwgemm.FallbackWarning, match="no CUDA device here; to plan for one, pass `device=`"):
         assert not calls(hlo(lambda a, b: jax_bwgemm.matmul(a, b), X, W))
+
+
+def test_few_rows_of_an_odd_width_are_xlas_unless_a_tile_is_given(artifacts_dir):
+    x, w = lowered.struct(16, 768), lowered.struct(768, 50257)
+    with pytest.warns(jax_bwgemm.FallbackWarning, match="with 16 rows, XLA is done before a pass has padded b"):
+        assert not calls(hlo(lambda a, b: jax_bwgemm.matmul(a, b, device="h200"), x, w))
+    assert len(calls(hlo(lambda a, b: matmul(a, b, tile="128x128x64_cta1_cluster1x1"), x, w))) == 1
 
 
 def test_symbolic_sizes_fall_back(artifacts_dir):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import ffi_cases
 import pytest
 
 from jax_bwgemm import ffi
-from jax_bwgemm.padding import is_torn, padded_shape, padding
+from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.padding import is_torn, padded_shape, padding, why_not_padded
+from jax_bwgemm.plan import plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.tile import Tile, k_tile
 
+H200 = ARCHS["h200"]
 DTYPES = ("float8_e4m3fn", "bfloat16", "float32")
 
 
@@ -73,6 +78,28 @@ def test_what_every_size_can_count_on(dtype: str) -> None:
 def test_shapes(majors: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     problem = Problem(1001, 150, 4097, 3, a_major=majors[0], b_major=majors[1], a_batch=3)
     assert (padded_shape(problem, "a"), padded_shape(problem, "b")) == (a, b)
+
+
+@pytest.mark.parametrize(
+    "problem, why",
+    [
+        (Problem(16, 50257, 768), "with 16 rows, .* padded b, whose rows of 100514 bytes"),
+        (Problem(64, 50257, 768), "with 64 rows"),
+        (Problem(65, 50257, 768), None),
+        (Problem(16, 50257, 768, b_major="k"), None),  # rows of b have 768 elements
+        (Problem(16, 4096, 4093, b_major="k"), None),  # a is padded as well, where XLA is slow
+        (Problem(4097, 16, 4096, a_major="m"), "with 16 columns, .* padded a, whose rows of 8194 bytes"),
+        (Problem(4097, 16, 4096), None),
+        (Problem(16, 4096, 4097, 1, "int8", "int8", "int32", b_major="k"), None),  # not measured
+    ],
+    ids=str,
+)
+def test_where_padding_is_not_worth_it(problem: Problem, why: str | None) -> None:
+    reason = why_not_padded(problem)
+    assert reason is None if why is None else reason is not None and re.search(why, reason)
+    assert plan(problem, H200).reason == reason
+    own = Tile(128, 128, k_tile=k_tile(problem.a_dtype))
+    assert plan(problem, H200, own).tile == own, "a user's tile runs"
 
 
 @pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))

@@ -13,7 +13,7 @@ from lowered import calls, hlo, majors, matmul
 from lowered import struct as array
 
 import jax_bwgemm
-from jax_bwgemm.repack import CHUNKS_PER_THREAD, INT32_MAX, NUM_THREADS, Repack
+from jax_bwgemm.repack import INT32_MAX, Repack
 
 FP8, TILE = "float8_e4m3fn", "128x128x128_cta1_cluster1x1"
 PAD, FLIP = Repack("sm_90a", "pad", 2), Repack("sm_90a", "transpose", 1)
@@ -38,9 +38,9 @@ def num_pads(text: str) -> tuple[int, int]:
     "kind, element_bytes, out, num_ctas",
     [
         ("pad", 1, (2, 3, 32), 1),
-        ("pad", 2, (1, 4095, 4096), -(-4095 * 512 // (NUM_THREADS * CHUNKS_PER_THREAD))),
-        ("pad", 2, (1, 2, 8 * 512), 1),
-        ("pad", 2, (1, 2, 8 * 513), 2),
+        ("pad", 2, (1, 4095, 4096), 4095),
+        ("pad", 2, (1, 2, 8 * 256), 1),
+        ("pad", 2, (1, 2, 8 * 257), 2),
         ("pad", 4, (1, 1, 4), 1),
         ("transpose", 1, (3, 257, 144), 3 * 2 * 3),
         ("transpose", 2, (1, 64, 128), 1),
@@ -69,7 +69,7 @@ def test_attributes(repacks_dir):
         "cubin_sha256": entry.cubin_sha256,
         "kind": "pad",
         "element_bytes": "2 : i32",
-        "num_ctas": "16 : i32",
+        "num_ctas": "32 : i32",
         "num_threads": "256 : i32",
         "smem_bytes": "0 : i32",
         "pdl": calls(text)[0]["pdl"],
@@ -115,8 +115,8 @@ def test_who_pads(repacks_dir, f, shapes, ours, xlas):
 
 
 def test_an_unaligned_slice_is_repacked_from_where_it_is(repacks_dir):
-    flat = array(250 * 64 + 8)
-    text = hlo(lambda x, p: matmul(x, p[3 : 3 + 250 * 63].reshape(250, 63)), array(8, 250), flat)
+    flat = array(250 * 66)
+    text = hlo(lambda x, p: matmul(x, p[3 : 3 + 250 * 65].reshape(250, 65)), array(80, 250), flat)
     assert num_pads(text) == (2, 0) and "optimization_barrier" not in text
 
 

@@ -88,8 +88,8 @@ def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:
 @pytest.mark.parametrize(
     "asked, num_ctas, smem_bytes",
     [
-        (request(pdl=1), 1, 0),
-        (request(pitch=64), 2, 0),
+        (request(pdl=1), 2, 0),
+        (request(pitch=64), 4, 0),
         (request("transpose", "float8_e4m3fn", (2, 129, 33)), 4, 16384),
         (request("transpose", "float8_e4m3fn", (2, 129, 33), pitch=256), 4, 16384),
     ],

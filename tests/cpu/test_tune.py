@@ -26,9 +26,8 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
 from jax_bwgemm.lowering import workspace_of
-from jax_bwgemm.plan import FEW
 from jax_bwgemm.problem import Epilogue, Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.tile import FEW, Tile
 
 H200 = ARCHS["h200"]
 PROBLEM = Problem(1024, 512, 256)
@@ -259,7 +258,10 @@ def test_statistics_of_regrets() -> None:
 
 def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> None:
     none = Problem(64, 64, 64, a_dtype="float32", b_dtype="float32")
-    found = regret.measure([PROBLEM, none, Problem(4096, 4096, 4096)], H200, 3, clock=countdown)
+    kept: list[int] = []
+    problems = [PROBLEM, none, Problem(4096, 4096, 4096)]
+    found = regret.measure(problems, H200, 3, clock=countdown, keep=lambda timed: kept.append(len(timed)))
+    assert kept == [1, 2]  # a run that is cut off loses no time that it has
     assert [each.problem for each in found] == [PROBLEM, Problem(4096, 4096, 4096)]
     text = regret.text(found, 3)
     assert f"max {100 * max(each.regret for each in found):.1f} %" in text
