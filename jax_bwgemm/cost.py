@@ -63,10 +63,11 @@ HOPPER_CLOCK = 2.91, 1.37  # GHz: first - second * utilisation, at most the high
 ISSUE_CYCLES = 170  # per k step where one warp group both loads and multiplies
 THREAD_STORE_CYCLES = 0.08  # per element that a thread, not TMA, stores
 HOPPER_THREAD_STORE_CYCLES = 0.061  # the same of our own stores, 16 bytes each
-STREAM_CYCLES, STREAM_PART = 2120, 2.9  # of a tile in parts; and for each part, times reading it from L2
+STREAM_CYCLES, STREAM_PART = 3450, 2.9  # of a tile in parts; and for each part, times reading it from L2
+STREAM_START_CYCLES = 300  # of a kernel that may divide tiles, whether it does or not: its share of them
 STREAM_SKEW = 1.05  # a k step of clusters that are at many places of k, against others; assumed
 MAX_PARTS = 16  # of a tile, at most; assumed
-EXCHANGE_CYCLES = 3330, 265  # of a tile that is split along k, and for each CTA that meets
+EXCHANGE_CYCLES = 1500, 140  # of a tile that is split along k, and for each CTA that meets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,6 +405,7 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     kind = family(arch.target)
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
     start = START_CYCLES[kind] + latency + (MEETING_CYCLES[kind] if tile.cluster_ctas > 1 else 0)
+    start += STREAM_START_CYCLES if tile.stream_k else 0
     step = _step_cycles(tile, problem, arch, schedule, clock)
     main = k_steps(tile, problem) * step
     epilogue = COMMIT_CYCLES[tile.cta_group] if kind == "blackwell" else 0.0

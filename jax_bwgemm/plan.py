@@ -21,7 +21,7 @@ from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
 from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import FEW, NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, k_tile
+from jax_bwgemm.tile import FEW, NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
@@ -111,8 +111,10 @@ def candidates(
 
 
 def is_swappable(problem: Problem) -> bool:
-    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n."""
-    return problem.m <= FEW and not problem.epilogue.has_bias
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n; and an n-major
+    b whose result TMA cannot store has to be padded or transposed anyhow."""
+    has_rows = is_tma_storable(problem) or problem.b_major == "k"
+    return problem.m <= FEW and has_rows and not problem.epilogue.has_bias
 
 
 def plan(

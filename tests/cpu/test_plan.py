@@ -164,6 +164,7 @@ def test_only_few_rows_without_a_bias_are_swapped():
     at_most = {m for m in (1, 8, FEW, FEW + 1, 128) if _offers_swapped(Problem(m, 4096, 4096))}
     assert at_most == {1, 8, FEW}
     assert not _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(1.0, True)))
+    assert not _offers_swapped(Problem(8, 4097, 4096))
     assert _offers_swapped(Problem(8, 4097, 4096, b_major="k")), "threads store its rows"
     assert _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(2.0, False, "relu")))
 
