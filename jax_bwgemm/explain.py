@@ -285,8 +285,10 @@ def _why_hints(plan: Plan) -> str:
 def _why_store(problem: Problem) -> str:
     if is_tma_storable(problem):
         return "TMA, box after box from shared memory"
-    size = (problem.n if problem.c_major == "n" else problem.m) * DTYPE_BYTES[problem.out_dtype]
-    return f"by threads, element by element: TMA steps over rows of a multiple of 16 bytes, and these have {size}"
+    is_n_major = problem.c_major == "n"
+    size = (problem.n if is_n_major else problem.m) * DTYPE_BYTES[problem.out_dtype]
+    how = "mostly 16 bytes at a time" if is_n_major else "element by element"
+    return f"by threads, {how}: TMA steps over rows of a multiple of 16 bytes, and these have {size}"
 
 
 def _why_padding(plan: Plan, chosen: Candidate) -> str:
