@@ -43,9 +43,6 @@ Status CheckMajors(const JbwLaunchRequest& request) {
   if (request.c_major != 'n' && request.c_major != 'm') {
     return InvalidArgument("`c_major` requires 'n' or 'm', got ", MajorText(request.c_major));
   }
-  if (request.c_major == 'm' && Has(request, kBias)) {
-    return InvalidArgument("a bias requires an n-major result, got `c_major` 'm'");
-  }
   return {};
 }
 

@@ -100,11 +100,11 @@ Status CheckResultDtype(const char* name, const JbwBuffer& buffer, const JbwBuff
                          DtypeName(buffer.dtype));
 }
 
-Status CheckBias(const JbwBuffer& bias, bool has_bias, const JbwBuffer& out, int64_t n) {
+Status CheckBias(const JbwBuffer& bias, bool has_bias, const JbwBuffer& out) {
   if (!has_bias) return CheckAbsent("bias", bias);
   JBW_RETURN_IF_ERROR(CheckRank("bias", bias, 1));
   JBW_RETURN_IF_ERROR(CheckResultDtype("bias", bias, out));
-  return CheckAgrees("the length of `bias`", n, bias.dims[0]);
+  return CheckAgrees("the length of `bias`", out.dims[2], bias.dims[0]);
 }
 
 Status CheckResidual(const JbwBuffer& residual, bool has_residual, const JbwBuffer& out) {
@@ -149,7 +149,7 @@ Status ReadSizes(const Buffers& buffers, const Majors& majors, const Optionals& 
   JBW_RETURN_IF_ERROR(CheckExtent("k of `b` and of `a`", sizes->k, b_k, b_k_inner, b.dtype));
   JBW_RETURN_IF_ERROR(CheckBatch("a", sizes->batch, sizes->a_batch));
   JBW_RETURN_IF_ERROR(CheckBatch("b", sizes->batch, sizes->b_batch));
-  JBW_RETURN_IF_ERROR(CheckBias(buffers.bias, has.bias, out, sizes->n));
+  JBW_RETURN_IF_ERROR(CheckBias(buffers.bias, has.bias, out));
   return CheckResidual(buffers.residual, has.residual, out);
 }
 

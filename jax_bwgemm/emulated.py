@@ -182,7 +182,7 @@ def _request(plan: Plan, entry: Entry, max_clusters: int) -> ffi.LaunchRequest:
     """What the custom call's attributes and buffers say to the launcher."""
     p, variant, tile = plan.problem, entry.variant, entry.variant.tile
     dtypes, shapes = {"a": p.a_dtype, "b": p.b_dtype, "out": p.out_dtype}, _shapes(p)
-    extras: dict[str, tuple[int, ...]] = {"bias": (p.n,)} if p.epilogue.has_bias else {}
+    extras: dict[str, tuple[int, ...]] = {"bias": shapes["out"][2:]} if p.epilogue.has_bias else {}
     extras |= {"residual": shapes["out"]} if p.epilogue.has_residual else {}
     if size := workspace_bytes(tile, max_clusters):
         extras["workspace"] = (size,)

@@ -51,8 +51,6 @@ def why_not_dtypes(problem: Problem) -> str | None:
     if majors[0] not in A_MAJORS or majors[1] not in B_MAJORS or majors[2] not in C_MAJORS:
         rule = f"a in {A_MAJORS}, b in {B_MAJORS} and the result in {C_MAJORS}"
         return f"majors require {rule}, got {majors[0]!r}, {majors[1]!r} and {majors[2]!r}"
-    if problem.c_major == "m" and problem.epilogue.has_bias:
-        return "a bias requires an n-major result, got c_major 'm'"
     return None
 
 
@@ -73,7 +71,7 @@ def is_read_swapped(problem: Problem, arch: Arch) -> bool:
     Threads store a transposed result element by element. Where they must, the rows of a 1-byte b must be padded, too: a
     pass that transposes them on the way costs no more.
     """
-    if problem.epilogue.has_bias or why_not_on(problem, arch) is None:
+    if why_not_on(problem, arch) is None:
         return False
     if DTYPE_BYTES[problem.b_dtype] == 1 and not is_tma_storable(problem):
         return False

@@ -111,10 +111,9 @@ def candidates(
 
 
 def is_swappable(problem: Problem) -> bool:
-    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. A bias lies along n; and an n-major
-    b whose result TMA cannot store has to be padded or transposed anyhow."""
-    has_rows = is_tma_storable(problem) or problem.b_major == "k"
-    return problem.m <= FEW and has_rows and not problem.epilogue.has_bias
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. An n-major b whose result TMA
+    cannot store has to be padded or transposed anyhow."""
+    return problem.m <= FEW and (is_tma_storable(problem) or problem.b_major == "k")
 
 
 def plan(

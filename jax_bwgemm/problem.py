@@ -38,8 +38,9 @@ COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that a gate may compute 
 class Epilogue:
     """`activation(alpha * (a @ b) + bias) + residual`, in float32 before the one rounding to the output dtype.
 
-    `bias` has shape (n,) and the output's dtype; `residual` has the output's shape, dtype and major. The fields say
-    what happens; the operands themselves travel beside.
+    `bias` has the output's dtype and lies along its contiguous dimension: shape (n,), or (m,) of an m-major output, as
+    a transposed product has it. `residual` has the output's shape, dtype and major. The fields say what happens; the
+    operands themselves travel beside.
     """
 
     alpha: float = 1.0
@@ -102,12 +103,7 @@ class Problem:
 
     @property
     def transposed(self) -> Problem:
-        """The same product as C^T = B^T A^T: b's bytes are the new a, a's the new b, and the result's stay.
-
-        ValueError with a bias: it lies along n, which is the transposed product's m.
-        """
-        if self.epilogue.has_bias:
-            raise ValueError(f"a transposed product requires no bias, got {self}")
+        """The same product as C^T = B^T A^T: b's bytes are the new a, a's the new b, and the result's stay."""
         return dataclasses.replace(
             self,
             m=self.n,

@@ -82,13 +82,15 @@ class Case:
         return f"{batch}{self.m}x{self.n}x{self.k}-{majors}-{dtypes}" + (steps and f"-{steps}")
 
     def inputs(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """a, b and bias as stored: (la, m, k) or (la, k, m), (lb, k, n) or (lb, n, k), (n,)."""
+        """a, b and bias as stored: (la, m, k) or (la, k, m), (lb, k, n) or (lb, n, k), (n,) or of an m-major result
+        (m,)."""
         rng = np.random.default_rng(seed)
         a_rows, b_cols = (self.m, self.k), (self.k, self.n)
         a = _random(rng, (self.a_batch, *(a_rows if self.a_major == "k" else a_rows[::-1])), self.dtype)
         b_shape = (self.b_batch, *(b_cols if self.b_major == "n" else b_cols[::-1]))
         b = _random(rng, b_shape, self.b_dtype or self.dtype)
-        return a, b, _random(rng, (self.n,), self.out_dtype) if self.has_bias else None
+        extent = self.n if self.c_major == "n" else self.m
+        return a, b, _random(rng, (extent,), self.out_dtype) if self.has_bias else None
 
     def residual(self, seed: int = 0) -> np.ndarray | None:
         """Stored as the result is; None without one."""
@@ -103,7 +105,9 @@ class Case:
         a, b = a.astype(np.float64), b.astype(np.float64)
         a = a if self.a_major == "k" else a.swapaxes(1, 2)
         b = b if self.b_major == "n" else b.swapaxes(1, 2)
-        out = self.alpha * (a @ b) + (0.0 if bias is None else bias.astype(np.float64))
+        out = self.alpha * (a @ b)
+        if bias is not None:
+            out += bias.astype(np.float64)[None, :] if self.c_major == "n" else bias.astype(np.float64)[:, None]
         out = ACTIVATIONS[self.activation](out)
         if residual is None:
             return out

@@ -31,6 +31,7 @@ FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu",
 GATED_KINDS = ("gelu", "bias_gelu", "silu", "bias_silu")
 RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
 GATED_RESIDUAL_KINDS = ("bias_gelu_residual", "bias_silu_residual")
+DENSE_KINDS = ("bias", "bias_relu", "bias_gelu", "bias_silu")  # a dense layer's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,14 @@ BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
-HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows that a bias keeps from being an MMA's columns
+HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows, as many as an MMA has
+HOPPER_NARROW_FUSED = (
+    *NARROW_TILES["hopper"][:3],
+    Tile(256, 32),
+    Tile(256, 64),
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+)  # of few rows, with an epilogue
 HOPPER_ODD = (
     Tile(256, 128),
     Tile(128, 256, cluster_m=2, stream_k=True),
@@ -95,7 +103,8 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
-        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), ("residual",), c_major="m"),  # a bias is along the rows
+        Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE_KINDS, "relu", "gelu", "silu"), c_major="m"),
+        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL_KINDS[:2], c_major="m"),
         Row(_few_columns("hopper"), BF16_ONLY),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
@@ -115,6 +124,8 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE_KINDS),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE_KINDS, c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
         Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), FP8, ("mk",), c_major="m"),  # x @ w, transposed
@@ -126,6 +137,7 @@ ROWS = {
         Row(BLACKWELL_BASE, HALF),
         Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
         Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE_KINDS, c_major="m"),
         Row(_few_columns("blackwell"), BF16_ONLY),
         Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),

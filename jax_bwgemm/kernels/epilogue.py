@@ -1,8 +1,8 @@
 """What happens to an accumulator before it is stored: a chain of steps, composed at compile time.
 
 A step works in place on float32 values in registers. It knows nothing of warpgroups or TMEM: the kernel describes
-where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike. What it adds to them
-depends on their columns alone, so `load` may come before the values are there, and once for all rows.
+where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike. What it adds to them lies
+along the result's contiguous dimension, so `load` may come before the values are there, and once for all lines across.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from cutlass import cute
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """`width` neighbouring columns from `column` (relative to the thread's first); one index tuple for each row."""
+    """`width` neighbouring places along the result's contiguous dimension (columns, or rows of an m-major one), from
+    `first` on, relative to the thread's first; for each line across, the indices of its values there."""
 
-    column: int
+    first: int
     width: int
-    rows: tuple[tuple[int, ...], ...]
+    lines: tuple[tuple[int, ...], ...]
 
 
 def fragment_runs(elements: int, width: int, count: int = 1) -> tuple[Run, ...]:
@@ -35,13 +36,20 @@ def fragment_runs(elements: int, width: int, count: int = 1) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def fragment_row_runs(elements: int, to_second: int, is_paired: bool = False) -> tuple[Run, ...]:
+    """The same fragment for an m-major result: a thread's first row, and the one `to_second` further. `is_paired`: of
+    both rows first one column and then the other."""
+    halves = [[i for i in range(elements) if (i % 2 if is_paired else i // 2 % 2) == half] for half in range(2)]
+    return tuple(Run(half * to_second, 1, tuple((i,) for i in own)) for half, own in enumerate(halves))
+
+
 class Scale:
     """v *= alpha."""
 
     kind = "scale"
     params = ("alpha",)
 
-    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
         return ()
 
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
@@ -49,8 +57,8 @@ class Scale:
 
 
 class Bias:
-    """v = factor * (v + bias[column]), rounded once. Columns past n read the last legal run instead: their results are
-    never stored."""
+    """v = factor * (v + bias[place]), rounded once. Places past the end read the last legal run instead: their results
+    are never stored."""
 
     kind = "bias"
     params = ("bias",)
@@ -58,11 +66,11 @@ class Bias:
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
-        return tuple(self._load(run, column, n, args["bias"]) for run in runs)
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
+        return tuple(self._load(run, first, size, args["bias"]) for run in runs)
 
-    def _load(self, run: Run, column: Any, n: Any, bias: cute.Pointer) -> cute.Tensor:
-        start = cute.assume(cutlass.min(column + run.column, n - run.width), divby=run.width)
+    def _load(self, run: Run, first: Any, size: Any, bias: cute.Pointer) -> cute.Tensor:
+        start = cute.assume(cutlass.min(first + run.first, size - run.width), divby=run.width)
         loaded = cute.make_rmem_tensor(run.width, bias.value_type)
         cute.autovec_copy(cute.make_tensor(bias + start, cute.make_layout(run.width)), loaded)
         return loaded
@@ -72,8 +80,8 @@ class Bias:
     ) -> None:
         for run, bias in zip(runs, loaded, strict=True):
             terms = [cutlass.Float32(bias[i]) * self.factor for i in range(run.width)]
-            for row in run.rows:
-                for element, term in zip(row, terms, strict=True):
+            for line in run.lines:
+                for element, term in zip(line, terms, strict=True):
                     values[element] = cute.math.fma(values[element], self.factor, term)
 
 
@@ -83,7 +91,7 @@ class Relu:
     kind = "relu"
     params = ()
 
-    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
         return ()
 
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
@@ -109,7 +117,7 @@ class Gate:
         self.linear, self.cubic = linear, cubic
         self.is_coarse, self.is_halved = is_coarse, is_halved
 
-    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: dict[str, Any]) -> tuple[()]:
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
         return ()
 
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
@@ -158,9 +166,10 @@ class Epilogue:
         """Whether there is anything to load."""
         return "bias" in self.params
 
-    def load(self, runs: tuple[Run, ...], column: Any, n: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Registers with what every step reads; `column` is the thread's first column in the result, n its width."""
-        return tuple(step.load(runs, column, n, self._named(args)) for step in self.steps)
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Registers with what every step reads; `first` is the thread's first place along the result's contiguous
+        dimension, of `size`."""
+        return tuple(step.load(runs, first, size, self._named(args)) for step in self.steps)
 
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Apply every step to `values`; `loaded` is what `load` gave for the same runs."""

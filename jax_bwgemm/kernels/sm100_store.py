@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.kernels import pipelines, row_store, split_k
-from jax_bwgemm.kernels.epilogue import Run, fragment_runs
+from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.tile import EPILOGUE_STAGES, TMEM_LANES, acc_cols, acc_stages
@@ -171,8 +171,12 @@ class Sm100Store(Gemm):
 
     @cute.jit
     def apply_epilogue(self, values: cute.Tensor, at: Any, tidx: Int32, sizes: Sizes, args: tuple[Any, ...]) -> None:
-        column, runs = at[1] * self.store_cols + self.lane_col(tidx), self.runs(cute.size(values))
-        self.epilogue.apply(values, runs, self.epilogue.load(runs, column, sizes.n, args), args)
+        runs = self.runs(cute.size(values))
+        if cutlass.const_expr(self.c_major == "n"):
+            first, size = at[1] * self.store_cols + self.lane_col(tidx), sizes.n
+        else:
+            first, size = at[0] * self.store_rows + self.lane_row(tidx), sizes.m
+        self.epilogue.apply(values, runs, self.epilogue.load(runs, first, size, args), args)
 
     @cute.jit
     def add_residual(self, values: cute.Tensor, Rt: cute.Tensor, stage: Int32) -> None:
@@ -231,13 +235,22 @@ class Sm100Store(Gemm):
         return tcgen05.Ld16x256bOp(tcgen05.Repetition(self.store_cols // 8))
 
     def runs(self, elements: int) -> tuple[Run, ...]:
+        if self.c_major == "m":
+            if self.has_row_per_lane():
+                return (Run(0, 1, tuple((i,) for i in range(elements))),)
+            return fragment_row_runs(elements, 8)
         if not self.has_row_per_lane():
             count = self.store_rows * self.store_groups // (row_store.FRAGMENT_ROWS * pipelines.EPILOGUE_WARPS)
             return fragment_runs(elements, 2 if self.store_kind == "tma" else 1, count)
         return row_runs(elements, 16 * 8 // self.out_dtype.width if self.store_kind == "tma" else 1)
 
     def lane_col(self, tidx: Int32) -> Any:
+        """A thread's first column of a box."""
         return 0 if self.has_row_per_lane() else tidx % 4 * 2
+
+    def lane_row(self, tidx: Int32) -> Any:
+        """A thread's first row of a box."""
+        return tidx % self.group_threads if self.has_row_per_lane() else tidx // 32 * 16 + tidx % 32 // 4
 
 
 def row_runs(elements: int, width: int) -> tuple[Run, ...]:

@@ -148,7 +148,7 @@ class Sm90Residual(Sm90Store):
         for box in cutlass.range_constexpr(self.boxes):
             stage = cutlass.const_expr(box % self.store_buffers)
             values = self.values_of(flat, box)
-            self.epilogue.apply(values, self.runs(), loaded[box % self.boxes_n], args)
+            self.epilogue.apply(values, self.runs(), self.own_terms(loaded, box), args)
             cute.arch.mbarrier_wait(handover.loaded + 2 * stage, phase ^ (box // self.store_buffers % 2))
             own = addend.Rs[None, None, None, stage]
             terms = cute.make_rmem_tensor(own.shape, self.out_dtype)

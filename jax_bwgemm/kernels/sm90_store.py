@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.kernels import split_k, stream_k
-from jax_bwgemm.kernels.epilogue import Run, fragment_runs
+from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.gemm import Gemm, Outlet, Sizes, StoreGroup, Walk, buffer_of
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, ByteFragments, WordFragments, swizzled
@@ -69,7 +69,7 @@ class Sm90Store(Gemm):
         flat = cute.coalesce(acc)
         self.reclaim(group, WARPGROUP_THREADS)
         for box in cutlass.range_constexpr(self.boxes):
-            values, own = self.values_of(flat, box), loaded[box % self.boxes_n]
+            values, own = self.values_of(flat, box), self.own_terms(loaded, box)
             self.finish_box(values, outlet, self.box_at(at, box), buffer_of(box), own, group, sizes, args)
 
     @cute.jit
@@ -102,7 +102,7 @@ class Sm90Store(Gemm):
             if box < self.boxes:
                 split_k.add_parts(split, values, box, tidx, self.consumers, tile, walk.x)
                 own_at = self.box_at(at, box)
-                loaded = self.load_columns(own_at[1], group, sizes, args)
+                loaded = self.load_terms(own_at, group, sizes, args)
                 self.finish_box(values, outlet, own_at, buffer_of(i), loaded, group, sizes, args)
         split_k.part(split, tile, walk.x, phase)
 
@@ -113,7 +113,7 @@ class Sm90Store(Gemm):
         count = cutlass.const_expr(cute.size(flat) // self.boxes)
         for box in cutlass.range_constexpr(self.boxes):
             values = self.values_of(flat, box)
-            self.epilogue.apply(values, self.runs(), loaded[box % self.boxes_n], args)
+            self.epilogue.apply(values, self.runs(), self.own_terms(loaded, box), args)
             cute.make_tensor(held.iterator + box * count, cute.make_layout(count)).store(
                 values.load().to(self.out_dtype)
             )
@@ -192,18 +192,34 @@ class Sm90Store(Gemm):
         self.publish(outlet, rounded, at, stage, group, WARPGROUP_THREADS, sizes)
 
     def load_tile(self, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the epilogue reads, for each of a tile's boxes that lie side by side; those below have the same."""
-        return tuple(self.load_columns(at[1] + i, group, sizes, args) for i in range(self.boxes_n))
+        """What the epilogue reads, for each of a tile's boxes that lie side by side; those below have the same. Of an
+        m-major result for each of those that lie below each other."""
+        boxes = range(self.boxes_n) if self.c_major == "n" else range(0, self.boxes, self.boxes_n)
+        return tuple(self.load_terms(self.box_at(at, box), group, sizes, args) for box in boxes)
 
-    def load_columns(self, n_idx: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for one box, the `n_idx`-th along n."""
-        column = n_idx * self.store_cols + group.tidx % 4 * 2
-        return self.epilogue.load(self.runs(), column, sizes.n, args)
+    def own_terms(self, loaded: tuple[Any, ...], box: int) -> Any:
+        """Of what `load_tile` loaded, a box's part."""
+        return loaded[box % self.boxes_n if self.c_major == "n" else box // self.boxes_n]
+
+    def load_terms(self, at: Any, group: StoreGroup, sizes: Sizes, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same for the box `at` (m, n, l)."""
+        if self.c_major == "n":
+            first, size = at[1] * self.store_cols + group.tidx % 4 * 2, sizes.n
+        else:
+            row = self.slab_row(group.tidx // 32 * 16 + group.tidx % 32 // 4)
+            first, size = at[0] * self.store_rows + row, sizes.m
+        return self.epilogue.load(self.runs(), first, size, args)
 
     def runs(self) -> tuple[Run, ...]:
         """Where a thread's values of a box lie."""
         elements = self.store_rows * self.store_cols // WARPGROUP_THREADS
-        return fragment_runs(elements, 2 if self.store_kind == "tma" else 1)
+        if self.c_major == "n":
+            return fragment_runs(elements, 2 if self.store_kind == "tma" else 1)
+        return fragment_row_runs(elements, self.slab_row(8) - self.slab_row(0), self.stores_pairs)
+
+    def slab_row(self, row: Any) -> Any:
+        """Row of the slab that a wgmma's `row` multiplies."""
+        return row if self.fragments is None else self.fragments.slab_rows()(row)
 
     def outlet(self, out: Any, mC: cute.Tensor, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:
         """One warpgroup's way out, box by box; stmatrix where elements have 16 bits and TMA stores them. `mma`: of one

@@ -67,7 +67,7 @@ def request(
         a=ffi.Buffer.of(dtypes[0], a_shape(a_batch or batch, m, k, majors[0])),
         b=ffi.Buffer.of(dtypes[1], b_shape(b_batch or batch, n, k, majors[1])),
         out=out,
-        bias=ffi.Buffer.of(dtypes[2], (n,)) if has_bias else ffi.Buffer.none(),
+        bias=ffi.Buffer.of(dtypes[2], (n if c_major == "n" else m,)) if has_bias else ffi.Buffer.none(),
         residual=out if has_residual else ffi.Buffer.none(),
         workspace=ffi.Buffer.of("uint8", (workspace_bytes,)) if workspace_bytes else ffi.Buffer.none(),
         a_major=ord(majors[0]),

@@ -151,7 +151,6 @@ def test_errors_say_what_is_required(change: Change, sentence: str) -> None:
         ),
         (dict(store="threads", has_residual=True), "`tma_r` requires `tma_c`, whose box it has, got `c`"),
         (dict(n=521, majors="kk", has_residual=True), "multiple of 16 bytes, got 1042 bytes for `out`"),
-        (dict(has_bias=True, c_major="m"), "a bias requires an n-major result, got `c_major` 'm'"),
         (dict(m=8, n=8, k=8, batch=2**31 - 1), "at most 2147418112 cluster tiles, got 1 x 1 x 2147483647"),
     ],
 )
@@ -221,6 +220,14 @@ def test_errors_of_a_bias(bias: ffi.Buffer, sentence: str) -> None:
     with pytest.raises(ValueError) as error:
         ffi.launch_plan(request)
     assert sentence in str(error.value)
+
+
+def test_a_bias_lies_along_the_contiguous_dimension() -> None:
+    request = ffi_cases.request(has_bias=True, c_major="m")
+    ffi.launch_plan(request)
+    request.bias = ffi.Buffer.of("bfloat16", (520,))
+    with pytest.raises(ValueError, match="the length of `bias` requires 1000, got 520"):
+        ffi.launch_plan(request)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_both_gradients_take_one_pass(repacks_dir):
     assert "stablehlo.transpose" not in text and "dot_general" not in text
 
 
-def test_a_bias_is_xlas_where_the_product_is_swapped(repacks_dir):
-    """It lies along n, and the fused kernel of k-major operands does not ship."""
+def test_a_bias_is_xlas_where_no_fused_kernel_ships(repacks_dir):
+    """Here neither that of the swapped product nor that of k-major operands does."""
     text = hlo(lambda x, w, b: matmul(x, w, bias=b), array(512, 256), array(256, 1024), array(1024))
     assert (kernels(text), transposed(text)) == (["mkm"], []) and "stablehlo.add" in text
 

@@ -103,6 +103,20 @@ def test_epilogue() -> None:
     check(np.asarray(f(a, b, bias=bias)), want, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype", "m"), [("sm_90a", "bfloat16", 5), ("sm_100a", "bfloat16", 16), ("sm_90a", "float32", 72)]
+)
+def test_a_bias_of_a_swapped_product(target: str, dtype: str, m: int) -> None:
+    """Few rows are an MMA's columns, and Hopper reads a row-major float32 w as its A only: the bias is its rows'."""
+    a, b, bias = normal(0, m, 72, dtype=dtype), normal(1, 72, 136, dtype=dtype), normal(2, 136, dtype=dtype)
+    f = jax.jit(functools.partial(matmul, activation="relu", emulate=target))
+    (name,) = names(lambda: f(a, b, bias=bias))
+    assert "_mkm_" in name and name.endswith("_bias_relu")
+    case = Case(m, 136, 72, dtype=dtype, out_dtype=dtype, has_bias=True, activation="relu")
+    want = case.reference(np.asarray(a)[None], np.asarray(b)[None], np.asarray(bias))[0]
+    check_case(np.asarray(f(a, b, bias=bias)), want, case)
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_a_gate_and_its_gradient(activation: str, target: str) -> None:
@@ -212,7 +226,7 @@ def test_sharded_operands(by: str, k: int) -> None:
     if len(jax.devices()) < 2:
         pytest.skip("needs several devices: collect tests/cpu too, which asks for 4")
     mesh, rows, whole = jax.make_mesh((2,), ("d",)), jax.P("d"), jax.P()
-    a, b = normal(0, 64, k), normal(1, k, 40)
+    a, b = normal(0, 160, k), normal(1, k, 72)
     f: Any = jax.shard_map(matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows) if by == "shard_map" else matmul
     out = jax.jit(f)(jax.device_put(a, jax.NamedSharding(mesh, rows)), b)
     check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
