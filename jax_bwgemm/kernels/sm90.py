@@ -21,9 +21,9 @@ The load warp runs ahead into the next tile while the consumers store. Where reg
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
 loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
 Where TMA cannot step over the result's rows, each of the consumers' warps stores its own and waits for no other
-(`row_store`). What the epilogue reads of a thread's columns (a bias) is loaded beside the last wgmmas, in the registers
-of held boxes: the rest of these leaves before. A stream-K loads it once the other parts are added, which need those
-registers; a split along k for each box that it adds.
+(`row_store`). What the epilogue reads of a thread's columns, or of its rows where the result is m-major (a bias), is
+loaded beside the last wgmmas, in the registers of held boxes: the rest of these leaves before. A stream-K loads it once
+the other parts are added, which need those registers; a split along k for each box that it adds.
 
 With a residual, `loaded` and `summed` are in the place of `store` (`sm90_residual`): the buffers hold the residual of
 the next tile, or the first of its boxes, when its sums are done. Nothing is held in registers then.

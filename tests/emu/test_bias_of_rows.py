@@ -3,22 +3,16 @@ that ship."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from pathlib import Path
-
 import pytest
 
-from jax_bwgemm.emulator import Schedule, parse
+from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.tile import Tile, k_tile
-from jax_bwgemm.variant import Variant, why_not_variant
-from tests.emu.matmul import facts_of
+from jax_bwgemm.variant import Variant
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
-from jax_bwgemm.kernels.compile import Compiled, compile_variant  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs  # noqa: E402 - needs cutlass
-from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
+from tests.emu.check_variant import case_of, compiled, run_case  # noqa: E402 - needs cutlass
 
 BF16, F32, E4M3 = "bfloat16", "float32", "float8_e4m3fn"
 
@@ -50,18 +44,10 @@ VARIANTS = [
 ]
 
 
-@functools.cache
-def kernel(of: Variant) -> Compiled:
-    assert why_not_variant(of) is None, why_not_variant(of)
-    with tempfile.TemporaryDirectory() as dump:
-        return compile_variant(of, Path(dump))
-
-
 @pytest.mark.parametrize("of", VARIANTS, ids=lambda of: of.name)
 def test_products(of: Variant) -> None:
     """More than a tile in a batch of two; few rows, whose bias ends before a thread's second row."""
-    compiled, odd = kernel(of), int(of.store == "threads")
-    module, facts = parse(compiled.ptx), facts_of(of, compiled)
+    (module, facts), odd = compiled(of), int(of.store == "threads")
     m, n, k = of.tile.cluster_m * of.tile.cta_m + 16 - odd, of.tile.mma_n + 16, of.tile.k_tile
     for seed, shape in enumerate([(m, n, 2 * k + 16, 1, 2), (16 + odd, n, 5 * k)]):
         run_case(module, facts, case_of(of, *shape), Schedule.standard(seed)[4 - seed], 1 + seed % 2, seed)
