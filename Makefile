@@ -37,13 +37,16 @@ lint: $(VENV)/lint.stamp
 bench: $(VENV)/bench.stamp build
 	$(BIN)/python -m jax_bwgemm bench
 
-# On a GPU machine, offline: the library against PYTHON's own jaxlib, cubins that were built before, no pip.
+# On a GPU machine, offline: the library against PYTHON's own jaxlib, cubins that were built before, no pip. With
+# pytest-xdist several processes share the GPU, 8 in 8 minutes on an H200 (pytest-benchmark would warn of it: an error).
+GPU_PROCESSES := 8
 gpu-check:
 	cmake -S ffi -B build/ffi-gpu -DSKBUILD=1 -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  -DJAX_BWGEMM_VERSION=$(VERSION)
 	MAKEFLAGS= cmake --build build/ffi-gpu --parallel $(JOBS)
 	cmake --install build/ffi-gpu --prefix build/gpu
-	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m pytest tests/gpu
+	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m pytest tests/gpu -p no:benchmark \
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo --numprocesses=$(GPU_PROCESSES))
 	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json --commit '$(COMMIT)'
 
 clean:
