@@ -78,11 +78,16 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
 def _dot(a: jax.Array, b: jax.Array, a_major: str, b_major: str, dtype: Any, precision: Any) -> jax.Array:
     """A shared `b` meets all rows at once where they are neighbours; any other shared operand is repeated.
 
-    The unrepeated forms would transpose what is larger, and XLA:CPU (jax 0.12) sums some of them in bfloat16.
+    The unrepeated forms would transpose what is larger, and XLA:CPU (jax 0.12) sums some of them in bfloat16; also of a
+    stack of one, so that two matrices are multiplied as such.
     """
     k_a, k_b = 2 if a_major == "k" else 1, 1 if b_major == "n" else 2
+    dims: Any
+    if a.shape[0] == b.shape[0] == 1:
+        dims = (((k_a - 1,), (k_b - 1,)), ((), ()))
+        return lax.dot_general(a[0], b[0], dims, precision, preferred_element_type=dtype)[None]
     if b.shape[0] == 1 and a_major == "k":
-        dims: Any = (((k_a,), (k_b - 1,)), ((), ()))
+        dims = (((k_a,), (k_b - 1,)), ((), ()))
         return lax.dot_general(a, b[0], dims, precision, preferred_element_type=dtype)
     batch = b.shape[0] if a.shape[0] == 1 else a.shape[0]
     a, b = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in (a, b))
