@@ -72,6 +72,8 @@ def load(path: Path) -> tuple[Arch, list[Measured]]:
 
 def main(paths: Sequence[Path], steps: int, seed: int) -> int:
     arch, products = load(paths[0])[0], [product for path in paths for product in load(path)[1]]
+    if not products:
+        raise ValueError(f"`--fit` requires products that kernels of ours compute, got none in {list(map(str, paths))}")
     before = current(arch)
     after = search(arch, products, steps, seed)
     for (name, place, *_), old, new in zip(PARAMETERS, before, after, strict=True):

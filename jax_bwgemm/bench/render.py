@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Collection, Sequence
 
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench.peers import FLAG_SETS
@@ -15,28 +16,35 @@ LOAD_HEADINGS = (
 )  # fmt: skip
 
 
-def columns(arch: str, has_pallas: bool) -> Sequence[Column]:
-    """(heading, cell) of a result on `arch`."""
-    table: list[Column] = [
+def columns(arch: str, peers: Collection[str]) -> Sequence[Column]:
+    """(heading, cell) of a result on `arch` in which `peers` were asked for."""
+    best: Sequence[Column] = (("best flags us", _best), ("ratio to best", lambda row: f"{row.to_best:.3f}"))
+    pallas: Sequence[Column] = (
+        ("Pallas us", lambda row: f"{row.peers['pallas'].us:.1f}" if "pallas" in row.peers else "-"),
+        ("ratio to Pallas", lambda row: "-" if row.to_pallas is None else f"{row.to_pallas:.3f}"),
+    )
+    others = [pair for pair, is_asked in ((best, _has_best(peers)), (pallas, "pallas" in peers)) if is_asked]
+    return [
         ("shape m x n x k", lambda row: row.shape),
         ("ours us", lambda row: f"{row.ours.us:.1f}" + ("" if row.variant else " (XLA)")),
         ("XLA us", lambda row: f"{row.default.us:.1f}"),
-        ("best flags us", _best),
+        *(us for us, _ in others),
         ("ratio to default", lambda row: f"{row.to_default:.3f}"),
-        ("ratio to best", lambda row: f"{row.to_best:.3f}"),
+        *(ratio for _, ratio in others),
         ("rate", lambda row: _rate(row, arch)),
         ("of limit", lambda row: f"{100 * row.of_limit:.0f} %"),
     ]
-    if has_pallas:
-        table.insert(4, ("Pallas us", lambda row: f"{row.peers['pallas'].us:.1f}" if "pallas" in row.peers else "-"))
-    return table
 
 
 def lines(result: Result) -> list[tuple[str, ...]]:
     """The headings, then a line a row."""
-    has_pallas = any("pallas" in row.peers or "pallas" in row.unavailable for row in result.rows)
-    table = columns(result.arch, has_pallas)
+    table = columns(result.arch, asked(result))
     return [tuple(heading for heading, _ in table), *(cells(row, table) for row in result.rows)]
+
+
+def asked(result: Result) -> set[str]:
+    """The peers that were to be measured."""
+    return {name for row in result.rows for name in (*row.peers, *row.unavailable)}
 
 
 def cells(row: Row, table: Sequence[Column]) -> tuple[str, ...]:
@@ -73,11 +81,19 @@ def notes(result: Result) -> list[str]:
 
 
 def summary_line(result: Result) -> str:
-    found = summary(result.rows)
-    return (
-        f"Geometric mean of {found.rows} rows: {found.to_default:.3f} to default, {found.to_best:.3f} to best; "
-        f"{found.behind_best} below {BEHIND} to best."
-    )
+    found, peers = summary(result.rows), asked(result)
+    means, end = [f"{found.to_default:.3f} to default"], "."
+    if _has_best(peers):
+        means, end = [*means, f"{found.to_best:.3f} to best"], f"; {found.behind_best} below {BEHIND} to best."
+    if to_pallas := [row.to_pallas for row in result.rows if row.to_pallas is not None]:
+        of = "" if len(to_pallas) == found.rows else f" (of {len(to_pallas)})"
+        means.append(f"{statistics.geometric_mean(to_pallas):.3f} to Pallas{of}")
+    return f"Geometric mean of {found.rows} rows: {', '.join(means)}{end}"
+
+
+def _has_best(peers: Collection[str]) -> bool:
+    """Whether there is a set of flags to be the best beside the default one."""
+    return not FLAG_SETS.keys().isdisjoint({*peers} - {"default"})
 
 
 def _conditions(result: Result) -> str:
@@ -87,9 +103,9 @@ def _conditions(result: Result) -> str:
     rests = f" in bursts, each followed by a rest {result.pause:g} times as long" if result.pause else ""
     text = (
         f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}{rests}, median of {between} "
-        "alternating rounds, standard normal inputs. Ratios: XLA's time, with its default flags and "
-        "with the best of the sets of flags, over ours. Limit: the tensor cores at the highest clock, or every operand "
-        f"once at {ARCHS[result.arch].memory_tb_per_s} TB/s, which what mostly reads may pass."
+        "alternating rounds, standard normal inputs. Ratios: the peer's time over ours; best: of XLA's sets of flags. "
+        "Limit: the tensor cores at the highest clock, or every operand once at "
+        f"{ARCHS[result.arch].memory_tb_per_s} TB/s, which what mostly reads may pass."
     )
     if fallen := [row.shape for row in result.rows if not row.variant]:
         text += f" (XLA): no kernel of ours, so both are XLA's: {', '.join(fallen)}."

@@ -76,6 +76,11 @@ class Row:
         return self.best[1].us / self.ours.us
 
     @property
+    def to_pallas(self) -> float | None:
+        """None where Pallas was not measured."""
+        return self.peers["pallas"].us / self.ours.us if "pallas" in self.peers else None
+
+    @property
     def of_limit(self) -> float:
         return self.limit_us / self.ours.us
 

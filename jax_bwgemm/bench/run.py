@@ -60,7 +60,7 @@ def measure_all(
     facts = machine.describe(settings.commit)  # first: it may refuse the commit
     handler = measure_handler()  # before CUPTI, which, once attached, makes every driver call slower
     method, clock = timing.choose_clock()
-    table = render.columns(arch.name, "pallas" in settings.peers)
+    table = render.columns(arch.name, settings.peers)
     print(*(heading for heading, _ in table), sep="  ")
     result = report.Result(arch.name, method, timing.PAUSE, facts, handler, (), {}, ())
     for case in settings.cases:

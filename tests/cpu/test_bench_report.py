@@ -97,13 +97,24 @@ def test_markdown_shows_what_was_asked_for() -> None:
     some = dataclasses.replace(LARGE, peers=LARGE.peers | {"pallas": times(123.4)})
     odd = dataclasses.replace(THIN, unavailable={"pallas": "m", "cublaslt": "No such option"})
     text = render.markdown(dataclasses.replace(RESULT, rows=(some, odd, odd), handler={}, sustained=LOADS))
-    assert "| best flags us | Pallas us | ratio to default |" in text
-    assert "| 110.0 | 123.4 | 1.100 |" in text and "| 19.0 (no-triton) | - | 1.100 |" in text
+    assert "| best flags us | Pallas us | ratio to default | ratio to best | ratio to Pallas | rate |" in text
+    assert "| 110.0 | 123.4 | 1.100 | 1.100 | 1.234 |" in text
+    assert "| 19.0 (no-triton) | - | 1.100 | 0.950 | - |" in text
+    assert text.endswith("1.100 to default, 0.998 to best, 1.234 to Pallas (of 1); 2 below 0.97 to best.")
     assert "cublaslt not available: No such option (rows: 2)." in text and "pallas not available" not in text
     assert "| 2048x2048x2048 | ours | 171.8 | 1.100 | 712.3 | 1.016 | 30 | 1655 | 700 | 71 |" in text
     assert "| 2048x2048x2048 | default | 156.2 | 1.000 | 701.3 | 1.000 | 30 | - | - | - |" in text
     assert "| 4096x4096x4096 | ours | - | - | 700.0 | 0.875 | 30 | 1700 | 698 | 70 |" in text
     assert "Launch handler" not in text
+
+
+def test_no_set_of_flags_is_the_best_of_one() -> None:
+    only = dataclasses.replace(LARGE, peers={"default": times(110.0), "pallas": times(123.4)})
+    text = render.markdown(dataclasses.replace(RESULT, rows=(only, only)))
+    assert text.startswith(
+        "| shape m x n x k | ours us | XLA us | Pallas us | ratio to default | ratio to Pallas | rate |"
+    )
+    assert text.endswith("Geometric mean of 2 rows: 1.100 to default, 1.234 to Pallas.")
 
 
 def test_a_result_without_rests_does_not_speak_of_bursts() -> None:

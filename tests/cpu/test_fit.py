@@ -70,12 +70,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         {"tile": "128x64x64_cta1_cluster1x1", "swapped": True, "predicted_us": 9.0, "measured_us": 4.0},
     ]
     path = tmp_path / "regret.json"
-    fields = {"format": 1, "facts": {"arch": "h200"}, "products": [{"problem": problem, "kernels": kernels}]}
-    path.write_text(json.dumps(fields))
+    xlas = {"m": 16, "n": 513, "k": 512, "epilogue": {}}  # by a rule that is younger than the file
+    timed = [{"problem": each, "kernels": kernels} for each in (problem, xlas)]
+    path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": timed}))
     assert main(["bench", "--fit", str(path), "--steps", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(fit.PARAMETERS) + 2 and lines[0].startswith("START_CYCLES['hopper']")
     assert lines[-2].startswith("before: mean ") and lines[-1].startswith("after: mean ")
+
+
+def test_nothing_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "regret.json"
+    path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": []}))
+    assert main(["bench", "--fit", str(path)]) != 0
+    assert "`--fit` requires products that kernels of ours compute, got none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
