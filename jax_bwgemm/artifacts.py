@@ -231,6 +231,11 @@ def add_dir(directory: str | os.PathLike[str]) -> None:
         _added.append(path)
 
 
+def state() -> tuple[tuple[str, int, int], ...]:
+    """Of all artifact directories, what changes with their manifests and with the files in them."""
+    return tuple((str(path), _mtime_ns(path), _mtime_ns(path / MANIFEST_NAME)) for path in artifact_dirs())
+
+
 @overload
 def find(kernel: Variant) -> Entry | str: ...
 @overload
@@ -259,7 +264,7 @@ def _locate(name: str) -> tuple[pathlib.Path, Entry | RepackEntry] | str:
             reasons.append(str(error))
             continue
         if entry is None:
-            reasons.append(f"no cubin {name} in {directory}; {REMEDY}")
+            reasons.append(f"no cubin {name} in {directory}")
         elif not (directory / f"{name}.cubin").exists():
             reasons.append(f"{directory / name}.cubin is in the manifest but missing; {REMEDY}")
         else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jax_bwgemm.arch import Arch
-from jax_bwgemm.decision import asked_problems, measurements
+from jax_bwgemm.attempts import asked_problems
+from jax_bwgemm.decision import measurements
 from jax_bwgemm.measured import key, user_path
 from jax_bwgemm.problem import Problem
 

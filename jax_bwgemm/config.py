@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -82,6 +83,8 @@ def resolve(
 ) -> Config:
     """An argument that is None takes its default from `current`."""
     default = current()
+    if on_fallback is device is emulate is compile_missing is None:
+        return default
     return Config(
         on_fallback or default.on_fallback,
         device or default.device,
@@ -129,10 +132,17 @@ def forget_reported() -> None:
     _reported.clear()
 
 
+_VARIABLES = tuple(f"JAX_BWGEMM_{field.name.upper()}" for field in dataclasses.fields(Config))
+
+
 def _from_environment() -> Config:
-    names = {field.name: f"JAX_BWGEMM_{field.name.upper()}" for field in dataclasses.fields(Config)}
-    values = {field: os.environ[name] for field, name in names.items() if os.environ.get(name)}
+    return _of_variables(tuple(map(os.environ.get, _VARIABLES)))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_variables(values: tuple[str | None, ...]) -> Config:
+    fields = (field.name for field in dataclasses.fields(Config))
     try:
-        return Config(**values)
+        return Config(**{name: value for name, value in zip(fields, values, strict=True) if value})
     except ValueError as error:
-        raise ValueError(f"{error}, from {' or '.join(names.values())}") from None
+        raise ValueError(f"{error}, from {' or '.join(_VARIABLES)}") from None

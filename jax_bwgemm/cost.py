@@ -451,7 +451,11 @@ def _overlapped(x: float, y: float, exponent: float) -> float:
 def repack_us(problem: Problem, operand: str, arch: Arch) -> float:
     """One pass over operand "a" or "b": it is read and, with its padding, written."""
     batch, rows, row = padded_shape(problem, operand)
-    size = batch * rows * (2 * row - padding(problem, operand)) * DTYPE_BYTES[problem.a_dtype]
+    return pass_us(batch * rows * (2 * row - padding(problem, operand)) * DTYPE_BYTES[problem.a_dtype], arch)
+
+
+def pass_us(size: int, arch: Arch) -> float:
+    """A kernel that does nothing but move `size` bytes of device memory."""
     return LAUNCH_US + size / (arch.memory_tb_per_s * 1e6)
 
 

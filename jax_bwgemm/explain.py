@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from jax_bwgemm.attempts import Asked, expected
 from jax_bwgemm.config import resolve
 from jax_bwgemm.cost import NO_STREAM, concurrent_clusters, num_tiles, repack_us
-from jax_bwgemm.decision import Decision, decide, find_repack, k_major, without_epilogue
-from jax_bwgemm.matmul import checked_params, stack, why_not_ours
+from jax_bwgemm.decision import find_repack
+from jax_bwgemm.matmul import checked_params, posed, why_not_ours
 from jax_bwgemm.measured import Record
 from jax_bwgemm.padding import padded_shape, padding
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.routes import Route
 from jax_bwgemm.shape_rules import matmul_shape
 from jax_bwgemm.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
 
@@ -26,7 +25,7 @@ class Explanation:
 
     With a variant, `reason` says why only the product is its: alone, in float32, and the epilogue is XLA's.
     `emulate` is the target whose kernels run in the emulator, or "off". `repacks` says which operands are rewritten
-    first, and by what.
+    first, and by what. `is_compiled_first`: the kernel is not at hand, but its compiler is.
     """
 
     problem: Problem
@@ -35,6 +34,7 @@ class Explanation:
     reason: str | None = None
     emulate: str = "off"
     repacks: tuple[str, ...] = ()
+    is_compiled_first: bool = False
 
     def __str__(self) -> str:
         size = f"{self.problem.flops / 1e9:.4g} GFLOP, {self.problem.min_bytes / 1e6:.4g} MB"
@@ -46,6 +46,8 @@ class Explanation:
             return [f"runs XLA's dot_general, because {self.reason}"]
         if self.emulate != "off":
             where = f"in the emulator of {self.emulate}; on CUDA `emulate` is refused"
+        elif self.is_compiled_first:
+            where = "which is compiled first, once, in some seconds"
         else:
             where = "whose cubin is present"
         lines = [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
@@ -94,67 +96,46 @@ def explain(
     matmul_shape(a.shape, b.shape)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
-    problem = _problem((a, b, bias, residual), params)
+    problem = posed((a, b, bias, residual), params)
     if reason := why_not_ours(problem, params["precision"]):
         return Explanation(problem, reason=reason)
     settings = resolve(on_fallback, device, emulate)
-    return explain_problem(problem, settings.planned_device, params["tile"], settings.emulate)
+    compiles = settings.compile_missing == "auto"
+    return explain_problem(problem, settings.planned_device, params["tile"], settings.emulate, compiles)
 
 
 def explain_problem(
-    problem: Problem, device: str | None, tile: Tile | None = None, emulate: str = "off"
+    problem: Problem, device: str | None, tile: Tile | None = None, emulate: str = "off", compiles: bool = False
 ) -> Explanation:
     """What runs `problem`: a kernel, one that computes the product alone with XLA's epilogue, or XLA.
 
     Raises ValueError if `tile` can compute neither.
     """
-    decisions: list[Decision] = []
-    illegal: ValueError | None = None
-    is_emulated, reason = emulate != "off", None
-    for asked in filter(None, (problem, without_epilogue(problem))):
-        for own in (asked, *k_major(asked, device, is_emulated)):
-            try:
-                decisions.append(decide(own, device, tile, is_emulated))
-            except ValueError as error:
-                illegal = illegal or error
-                decisions.append(Decision(reason=str(error)))
-            if (entry := decisions[-1].entry) is not None:
-                repacks = _repacks(asked, own, decisions[-1].plan, device, is_emulated)
-                return Explanation(problem, decisions[-1].plan, entry.name, reason, emulate, repacks)
-        reason = decisions[-1].reason
-    if illegal is not None:
-        raise illegal
-    return Explanation(problem, decisions[0].plan, None, decisions[0].reason, emulate)
+    found = expected(Asked(problem, device, tile, emulate != "off", compiles))
+    plan = found.plan
+    if plan is None or plan.variant is None or (found.entry is None and not found.is_missing):
+        return Explanation(problem, plan, None, found.reason, emulate)
+    repacks = _repacks(found.route, plan, device, emulate != "off")
+    reason = None if found.is_fused else found.reason
+    return Explanation(problem, plan, plan.variant.name, reason, emulate, repacks, found.is_missing)
 
 
-def _repacks(asked: Problem, own: Problem, plan: Plan | None, device: str | None, is_emulated: bool) -> tuple[str, ...]:
-    """One line for each operand that `own`, the kernel's product, has in another form than it was `asked` in."""
-    assert plan is not None  # the caller has a kernel
-    lines = []
-    for x in "ab":
-        before, after = getattr(asked, f"{x}_major"), getattr(own, f"{x}_major")
-        kind = "pad" if before == after else "transpose"
-        if kind == "pad" and not padding(own, x):
+def _repacks(route: Route, plan: Plan, device: str | None, is_emulated: bool) -> tuple[str, ...]:
+    """One line for each operand that the kernel gets in another form than it was given in."""
+    own, lines = route.problem, []
+    for i, x in enumerate("ab"):
+        if not route.padding(i) and not route.transposes[i]:
             continue
+        kind = "transpose" if route.transposes[i] else "pad"
         entry = find_repack(kind, DTYPE_BYTES[own.a_dtype], padded_shape(own, x), device, is_emulated)
         by = entry.name if entry else "XLA"
         if kind == "transpose":
-            us = repack_us(own, x, plan.arch)
-            lines.append(f"{x} from {before}-major to {after}-major by {by}, predicted as {us:.1f} us on top")
+            major, us = getattr(own, f"{x}_major"), repack_us(own, x, plan.arch)
+            was = {"a": "m", "b": "n"}[x]
+            lines.append(f"{x} from {was}-major to {major}-major by {by}, predicted as {us:.1f} us on top")
         else:
             lines.append(f"{x} padded by {by}" + (", or by XLA together with what makes it" if entry else ""))
     return tuple(lines)
-
-
-def _problem(operands: tuple[Any, ...], params: dict[str, Any]) -> Problem:
-    problems = []
-
-    def pose(*operands: jax.Array) -> None:
-        problems.append(stack(*operands).problem(params))
-
-    shapes = [None if x is None else jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands]
-    jax.eval_shape(pose, *shapes)
-    return problems[0]
 
 
 def _candidate_lines(plan: Plan) -> list[str]:

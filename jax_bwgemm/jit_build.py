@@ -25,6 +25,7 @@ from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
 TIMEOUT_S = 600.0
+COMMAND = "python -m jax_bwgemm build"
 REMEDY = "pip install 'jax_bwgemm[build]' to have missing kernels compiled"
 Builder = Callable[[Variant, Path], str | None]
 
@@ -66,6 +67,20 @@ def _find(variant: Variant, directory: Path) -> Entry | str:
         return f"no cubin {variant.name} in {directory}"
     is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == entry.cubin_sha256
     return entry if is_whole else f"{path} is not what was built"
+
+
+def why_not_here() -> str | None:
+    """None where there is a compiler."""
+    directory = cache_dir()
+    return directory if isinstance(directory, str) else None
+
+
+def remedy(variant: Variant) -> str:
+    """What brings a missing kernel: the build, if it is one of those that ship; else compiling on demand."""
+    from jax_bwgemm.kernels.catalog import catalogue  # imports no compiler
+
+    ships = variant in catalogue([variant.target])
+    return f"run `{COMMAND}`" if ships else f"it is none of those that `{COMMAND}` builds; {REMEDY}"
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,33 +9,58 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.interpreters import mlir
 
 from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
+from jax_bwgemm.attempts import Asked, Attempt, choose
 from jax_bwgemm.config import report_fallback
 from jax_bwgemm.cost import concurrent_clusters
-from jax_bwgemm.decision import Decision, decide, k_major, without_epilogue
+from jax_bwgemm.decision import Decision, register
 from jax_bwgemm.ffi import L2_CODES, RASTER_CODES, TARGET_NAME
+from jax_bwgemm.origins import is_in_loop
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.reference import apply_epilogue, reference
 from jax_bwgemm.repacking import Repacker
 from jax_bwgemm.shape_rules import extras, problem_of
+from jax_bwgemm.taking import is_transpose, take
 from jax_bwgemm.tile import workspace_bytes
-from jax_bwgemm.ways import Way, take, ways
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
 _NO_TMA = TmaFacts((0, 0, 0), 0, 0)
 
 
-def _matmul_xla_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
+def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **params: Any) -> Any:
+    """Of any platforms. In a module for CUDA and others, each of the two rules below has a `branch`."""
+    platforms = [branch] if branch else _platforms(ctx)
+    if "cuda" not in platforms:
+        return _matmul_xla_lowering(ctx, platforms, *operands, **params)
+    if len(platforms) == 1:
+        return _matmul_cuda_lowering(ctx, *operands, **params)
+
+    def branches(*operands: jax.Array) -> jax.Array:
+        bind = functools.partial(ctx.primitive.bind, **params)
+        others = ", ".join(platform for platform in platforms if platform != "cuda")
+        cuda, default = (functools.partial(bind, branch=name) for name in ("cuda", others))
+        return lax.platform_dependent(*operands, cuda=cuda, default=default)
+
+    return mlir.lower_fun(branches, multiple_results=False)(ctx, *operands)
+
+
+def _platforms(ctx: Any) -> list[str]:
+    if getattr(ctx.jaxpr_eqn_ctx, "compute_type", None) == "device_host":  # jax.experimental.compute_on
+        return ["cpu"]
+    return list(ctx.platforms or ctx.module_context.platforms)
+
+
+def _matmul_xla_lowering(ctx: Any, platforms: list[str], *operands: Any, **params: Any) -> Any:
     """Every platform but CUDA."""
     if params["emulate"] != "off":
         return _matmul_by_kernel(ctx, operands, params, _emulation)
     problem = problem_of(ctx.avals_in, **params)
-    platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
-    return _fall_back(ctx, operands, problem, f"its kernels need CUDA, got {platforms}", params)
+    return _fall_back(ctx, operands, problem, f"its kernels need CUDA, got {', '.join(platforms)}", params)
 
 
 def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -54,65 +78,31 @@ def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any],
     problem = problem_of(ctx.avals_in, **params)
     if reason := why_not_precision(params["precision"], problem.a_dtype):
         return _fall_back(ctx, operands, problem, reason, params)
-    choice = _choose(_ways(ctx, operands, params), params)
-    if choice.decision.entry is not None:
-        return _call(ctx, operands, choice, params, emit)
-    if (alone := without_epilogue(problem)) is not None:
-        own, own_params = _without_epilogue(ctx, alone, params)
-        split = _choose(_ways(own, operands[:2], own_params), own_params)
-        if split.decision.entry is not None:
-            return _finish(ctx, _call(own, operands[:2], split, own_params, emit), own.avals_out, operands[2:], params)
-    if choice.illegal is not None:
-        raise choice.illegal
-    return _fall_back(ctx, operands, choice.way.problem, choice.decision.reason or "", params)
+    compiles = params["compile_missing"] == "auto"
+    flips = is_transpose(operands)
+    asked = Asked(problem, params["device"], params["tile"], params["emulate"] != "off", compiles, flips)
+    attempt = choose(asked)
+    if attempt.entry is None:
+        return _fall_back(ctx, operands, attempt.route.problem, attempt.reason or "", params)
+    if attempt.is_fused:
+        return _call(ctx, operands, attempt, params, emit)
+    own = _of_product(ctx)
+    return _finish(ctx, _call(own, operands[:2], attempt, params, emit), own.avals_out, operands[2:], params)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """`illegal`: there is no kernel, since the user's tile cannot compute the product under some way's majors."""
-
-    way: Way
-    decision: Decision
-    illegal: ValueError | None = None
-
-
-def _ways(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Way]:
-    where = {"device": params["device"], "is_emulated": params["emulate"] != "off"}
-    return ways(ctx, operands, params, functools.partial(k_major, **where))
-
-
-def _choose(found: list[Way], params: dict[str, Any]) -> _Choice:
-    """The first way that has a kernel; else the first for which one can be compiled; else the first and why not."""
-    refused: list[_Choice] = []
-    for compiles in (False, True) if params["compile_missing"] == "auto" else (False,):
-        refused = []
-        for way in found:
-            try:
-                decision = _decide(way.problem, params, compiles)
-            except ValueError as illegal:
-                refused.append(_Choice(way, Decision(), illegal))
-                continue
-            if decision.entry is not None:
-                return _Choice(way, decision)
-            refused.append(_Choice(way, decision))
-    return next((choice for choice in refused if choice.illegal is not None), refused[0])
-
-
-def _call(ctx: Any, operands: Sequence[Any], choice: _Choice, params: dict[str, Any], emit: Emit) -> Any:
-    plan = choice.decision.plan
-    assert plan is not None  # the caller has a kernel
-    repacker = Repacker(params["device"], params["emulate"] != "off", plan.pdl)
-    values, avals = take(ctx, choice.way, operands, repacker.emit)
+def _call(ctx: Any, operands: Sequence[Any], attempt: Attempt, params: dict[str, Any], emit: Emit) -> Any:
+    plan, is_emulated = attempt.plan, params["emulate"] != "off"
+    assert plan is not None  # the attempt has a kernel
+    register(is_emulated)
+    values, avals = take(ctx, attempt.route, operands, Repacker(params["device"], is_emulated, plan.pdl).emit)
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
-    return emit(ctx.replace(avals_in=avals), values, choice.decision)
+    return emit(ctx.replace(avals_in=avals), values, Decision(plan, attempt.entry))
 
 
-def _without_epilogue(ctx: Any, alone: Problem, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The context and params of `alone`, which has the first two operands and a result of its own dtype."""
-    dtype, plain = jnp.dtype(alone.out_dtype), alone.epilogue
-    own = ctx.replace(avals_in=ctx.avals_in[:2], avals_out=[ctx.avals_out[0].update(dtype=dtype)])
-    return own, params | {"out_dtype": dtype, "alpha": plain.alpha, "activation": plain.activation}
+def _of_product(ctx: Any) -> Any:
+    """The context of a product alone, which has the first two operands and a float32 result."""
+    return ctx.replace(avals_in=ctx.avals_in[:2], avals_out=[ctx.avals_out[0].update(dtype=jnp.dtype("float32"))])
 
 
 def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -126,17 +116,27 @@ def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dic
     return mlir.lower_fun(finish, multiple_results=False)(own, *acc, *rest)
 
 
-def _decide(problem: Problem, params: dict[str, Any], compiles: bool) -> Decision:
-    if not problem.is_static:
-        return Decision(reason="a kernel is chosen for sizes known at trace time, and these are symbolic")
-    return decide(problem, params["device"], params["tile"], params["emulate"] != "off", compiles)
-
-
 def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     """A workspace is a second result, which nobody reads."""
     if size := workspace_of(decision):
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((size,), np.dtype(np.uint8))])
-    return jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))[:1]
+    results = jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))[:1]
+    return results if _may_lie_anywhere(decision) else _whole(ctx, results)
+
+
+def _may_lie_anywhere(decision: Decision) -> bool:
+    """Whether the kernel can store into the middle of a larger array, where XLA has it store a result that is written
+    there by a dynamic_update_slice. Threads can anywhere; TMA wants 16 bytes, which rows that it can step over keep,
+    as those have that a scan stacks. (A loop that flattens a result first is refused, with the remedy.)"""
+    return (decision.entry is not None and decision.entry.variant.store == "threads") or is_in_loop()
+
+
+def _whole(ctx: Any, results: Any) -> Any:
+    """A result that XLA allocates by itself."""
+    avals = ctx.avals_out[:1]
+    return mlir.lower_fun(lax.optimization_barrier, multiple_results=False)(
+        ctx.replace(avals_in=avals, avals_out=avals), *results
+    )
 
 
 def workspace_of(decision: Decision) -> int:
@@ -214,6 +214,6 @@ def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str,
 
 
 for _primitive in (matmul_p, fused_matmul_p):
-    # Not cacheable: a shared lowering would hide the transposes that `before_transpose` looks for.
-    mlir.register_lowering(_primitive, _matmul_xla_lowering, cacheable=False)
-    mlir.register_lowering(_primitive, _matmul_cuda_lowering, platform="cuda", cacheable=False)
+    # Not cacheable, since a shared lowering would hide the transposes that `is_transpose` looks for; and one rule for
+    # all platforms: where uncached rules of several meet in one module, jax 0.9.2 to 0.12 raises TypeError.
+    mlir.register_lowering(_primitive, _matmul_lowering, cacheable=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from jax_bwgemm.config import Config, report_fallback, resolve
 from jax_bwgemm.legality import why_not_dtypes
 from jax_bwgemm.precision import canonical, why_not_precision
 from jax_bwgemm.primitive import fused_product
-from jax_bwgemm.problem import ACTIVATIONS, FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.problem import ACTIVATIONS, FP8_DTYPES, INT8_DTYPES, Epilogue, Problem
 from jax_bwgemm.reference import apply_epilogue
 from jax_bwgemm.shape_rules import (
     broadcast_batch,
@@ -120,18 +122,41 @@ def matmul(
       >>> jax.jit(jax_bwgemm.matmul)(x, w).shape
       (512, 128)
     """
-    a, b = as_array("a", a), as_array("b", b)
+    a, b = of_one_dtype(as_array("a", a), as_array("b", b))
     settings = resolve(on_fallback, device, emulate)
-    shape = matmul_shape(a.shape, b.shape)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
-    bias, residual = (None if x is None else jnp.asarray(x).astype(params["out_dtype"]) for x in (bias, residual))
-    operands = stack(a, b, bias, residual)
-    problem = operands.problem(params)
-    if reason := why_not_ours(problem, params["precision"]):
-        report_fallback(settings.on_fallback, str(problem), reason)
-        return _matmul_by_xla(a, b, bias, residual, **params)
-    return operands.multiply(params, settings).reshape(shape)
+    static = tuple(params.items())
+    reason = _why_not_ours(a.dtype, b.dtype, bias is not None, residual is not None, static)
+    if reason:
+        report_fallback(settings.on_fallback, str(posed((a, b, bias, residual), params)), reason)
+    return _matmul(a, b, bias, residual, static, None if reason else settings)
+
+
+@functools.partial(jax.jit, static_argnames=("params", "settings"), inline=True)
+def _matmul(
+    a: Array, b: Array, bias: Any, residual: Any, params: tuple[tuple[str, Any], ...], settings: Config | None
+) -> Array:
+    """Compiled as one where it is called on arrays; in a trace, its operations stand as if there were no function.
+    Without `settings` it is XLA's."""
+    shape, given = matmul_shape(a.shape, b.shape), dict(params)
+    bias, residual = (None if x is None else jnp.asarray(x).astype(given["out_dtype"]) for x in (bias, residual))
+    if settings is None:
+        return _matmul_by_xla(a, b, bias, residual, **given)
+    return stack(a, b, bias, residual).multiply(given, settings).reshape(shape)
+
+
+def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
+    """The `Problem` of a, b, bias and residual, of which only shapes and dtypes are read."""
+    matmul_shape(operands[0].shape, operands[1].shape)
+    problems = []
+
+    def pose(*operands: Array) -> None:
+        problems.append(stack(*operands).problem(params))
+
+    shapes = [None if x is None else jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands]
+    jax.eval_shape(pose, *shapes)
+    return problems[0]
 
 
 def checked_params(
@@ -169,6 +194,17 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
     return reason
 
 
+@functools.lru_cache(maxsize=1024)
+def _why_not_ours(
+    a_dtype: Any, b_dtype: Any, has_bias: bool, has_residual: bool, params: tuple[tuple[str, Any], ...]
+) -> str | None:
+    """`why_not_ours` of any sizes."""
+    given = dict(params)
+    epilogue = Epilogue(given["alpha"], has_bias, given["activation"], has_residual)
+    dtypes = str(a_dtype), str(b_dtype), str(given["out_dtype"])
+    return why_not_ours(Problem(1, 1, 1, 1, *dtypes, epilogue=epilogue), given["precision"])
+
+
 def stack(a: Array, b: Array, bias: Array | None = None, residual: Array | None = None) -> Operands:
     """Reshapes to the primitive's operands; copies only a batch that has to be repeated."""
     operands = _stack(a, b)
@@ -179,15 +215,23 @@ def stack(a: Array, b: Array, bias: Array | None = None, residual: Array | None 
 
 
 def _stack(a: Array, b: Array) -> Operands:
-    """A vector `b` is taken as the rows, for a contiguous result; a shared `b` meets all rows of `a` at once."""
+    """A vector `b` is taken as the rows, for a contiguous result."""
     if b.ndim == 1:
         return Operands(b.reshape(1, 1, b.size), a.reshape(1, math.prod(a.shape[:-1]), a.shape[-1]), b_major="k")
-    a = a[None] if a.ndim == 1 else a
+    a, b = _join_rows(a[None] if a.ndim == 1 else a, b)
     batch = broadcast_batch(a.shape[:-2], b.shape[:-2])
-    a, b = _flat_batch(a, batch), _flat_batch(b, batch)
-    if b.shape[0] == 1:
-        a = a.reshape(1, a.shape[0] * a.shape[1], a.shape[2])
-    return Operands(a, b)
+    return Operands(_flat_batch(a, batch), _flat_batch(b, batch))
+
+
+def _join_rows(a: Array, b: Array) -> tuple[Array, Array]:
+    """Without the last batch dimensions along which `b` is the same, which are rows of `a`: a shared `b` meets all rows
+    at once, and one that a group of heads shares is not repeated."""
+    own, other = a.shape[:-2], b.shape[:-2]
+    shared = next((i for i, size in enumerate(reversed(other)) if size != 1), max(len(own), len(other)))
+    kept = own[: max(0, len(own) - shared)]
+    rows = math.prod(a.shape[len(kept) : -1])
+    b = b.reshape(*other[: max(0, len(other) - shared)], *b.shape[-2:])
+    return a.reshape(*kept, rows, a.shape[-1]), b
 
 
 def _flat_batch(x: Array, batch: tuple[int, ...]) -> Array:
@@ -200,10 +244,20 @@ def _flat_batch(x: Array, batch: tuple[int, ...]) -> Array:
 
 def as_array(name: str, x: Any) -> Array:
     """As `jnp.matmul` takes them: arrays and scalars, but no lists."""
+    if isinstance(x, jax.Array):
+        return x
     is_array = (hasattr(x, "shape") and hasattr(x, "dtype")) or hasattr(x, "__jax_array__")
     if not is_array and not isinstance(x, numbers.Number):
         raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     return jnp.asarray(x)
+
+
+def of_one_dtype(a: Array, b: Array) -> tuple[Array, Array]:
+    """A weakly typed operand, as `jnp.full(shape, 1.0)` is, takes the other's dtype where JAX promotes to that."""
+    if a.dtype == b.dtype or not (a.aval.weak_type or b.aval.weak_type):
+        return a, b
+    dtype = jnp.result_type(a, b)
+    return a.astype(dtype), b.astype(dtype)
 
 
 def _matmul_by_xla(

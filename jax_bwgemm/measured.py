@@ -93,6 +93,11 @@ def found(arch: str, problem: Problem) -> Iterator[Record]:
             yield record
 
 
+def state(arch: str) -> tuple[object, ...]:
+    """Of both tables, what changes with them."""
+    return tuple((path, _stamp(path)) for path in (user_path(arch), shipped_path(arch)))
+
+
 def load(path: Path) -> Table:
     """Raises ValueError for what is no table of this format."""
     try:

@@ -1,13 +1,16 @@
 """Where an operand of a lowering comes from, read off the StableHLO that has been emitted so far. Emits nothing.
 
-Only operations of the same function are seen: an operand that is an argument of it says nothing.
+Operations of the same function are seen, and of those that it calls; of what an inner function is handed, only what the
+module has by then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jax.extend.mlir import ir
 
 # Operations that XLA's loop fusion computes element by element. An operand that a constant makes is folded.
 _FUSIBLE = {
@@ -19,6 +22,7 @@ _FUSIBLE = {
     "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh",
     "transpose", "xor",
 }  # fmt: skip
+_SLICES = ("stablehlo.slice", "stablehlo.dynamic_slice")
 _LEADING_ONLY = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
 
 
@@ -50,23 +54,80 @@ def is_fusible(value: Any) -> bool:
     return op is not None and (op.name.startswith("chlo.") or op.name.removeprefix("stablehlo.") in _FUSIBLE)
 
 
-def slice_step_bytes(value: Any, item_bytes: int) -> int:
+def slice_step_bytes(value: Any, item_bytes: int, seen: tuple[int, ...] = ()) -> int:
     """A number of bytes that divides the offset of `value` in the array that it is a slice (of a slice) of; 0 if it is
     no slice.
 
-    XLA may hand a custom call a pointer into the array instead of a copy of the slice.
+    XLA may hand a custom call a pointer into the array instead of a copy of the slice. `seen`: sizes of the inner
+    functions' arguments on the way here.
     """
-    step, op = 0, _defining_op(value)
-    while op is not None and op.name in ("stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"):
-        shape = op.operands[0].type.shape
-        strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
-        if op.name == "stablehlo.slice":
-            starts = op.attributes["start_indices"]
-            step = math.gcd(step, sum(start * stride for start, stride in zip(starts, strides, strict=True)))
-        elif op.name == "stablehlo.dynamic_slice":
-            step = math.gcd(step, *_moving(strides, shape, op.results[0].type.shape))
-        op = _defining_op(op.operands[0])
-    return step
+    step = 0
+    calls: list[Any] = []
+    while True:
+        op = _defining_op(value)
+        if op is None and calls:
+            value = calls.pop().operands[value.arg_number]
+        elif op is None:
+            return math.gcd(step, _handed_step_bytes(value, item_bytes, seen))
+        elif op.name == "func.call":
+            calls.append(op)
+            value = _result_in_callee(op, value)
+        elif op.name in ("stablehlo.reshape", *_SLICES):
+            step = math.gcd(step, _offset_step_bytes(op, item_bytes))
+            value = op.operands[0]
+        else:
+            return step
+
+
+def is_in_loop() -> bool:
+    """Whether what is emitted now belongs to the body of a loop: to a function of its own in jax, `closed_call`, whose
+    caller is not to be seen; a conditional's branches are such functions, too."""
+    op = ir.InsertionPoint.current.block.owner.operation  # type: ignore[attr-defined]
+    while op.name not in ("stablehlo.while", "func.func"):
+        op = op.parent.operation
+    return op.name == "stablehlo.while" or op.attributes["sym_name"].value.startswith("closed_call")
+
+
+def _handed_step_bytes(argument: Any, item_bytes: int, seen: tuple[int, ...]) -> int:
+    """The same of an argument: the entry function's, and a loop's, are whole arrays. An inner function may be handed
+    any slice of that size which the module has by now; whoever calls it later is not seen."""
+    size, entry = math.prod(argument.type.shape), argument.owner.owner.operation
+    if entry.name != "func.func" or _is_public(entry) or size in seen:
+        return 0
+    slices = (op for function in _functions(entry) for op in _operations(function.regions[0]) if op.name in _SLICES)
+    results = (op.results[0] for op in slices if math.prod(op.results[0].type.shape) == size)
+    alike = (value for value in results if value.type.element_type == argument.type.element_type)
+    return math.gcd(*(slice_step_bytes(value, item_bytes, (*seen, size)) for value in alike))
+
+
+def _offset_step_bytes(op: Any, item_bytes: int) -> int:
+    """What divides the offset of a slice in its operand; 0 for a reshape."""
+    shape = op.operands[0].type.shape
+    strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
+    if op.name == "stablehlo.slice":
+        return sum(start * stride for start, stride in zip(op.attributes["start_indices"], strides, strict=True))
+    moving = _moving(strides, shape, op.results[0].type.shape) if op.name == "stablehlo.dynamic_slice" else []
+    return math.gcd(*moving)
+
+
+def _functions(op: Any) -> Iterator[Any]:
+    """All of the module that `op` is in."""
+    op = op.operation
+    while op.parent is not None:
+        op = op.parent.operation
+    return (inner.operation for inner in op.regions[0].blocks[0] if inner.operation.name == "func.func")
+
+
+def _operations(region: Any) -> Iterator[Any]:
+    for block in region:
+        for op in block:
+            yield op.operation
+            for inner in op.operation.regions:
+                yield from _operations(inner)
+
+
+def _is_public(function: Any) -> bool:
+    return "sym_visibility" not in function.attributes or function.attributes["sym_visibility"].value == "public"
 
 
 def _keeps_order(op: Any) -> bool:
@@ -84,12 +145,8 @@ def _keeps_order(op: Any) -> bool:
 
 def _result_in_callee(call: Any, value: Any) -> Any:
     """Where the function that `call` calls makes `value`, one of its results."""
-    module = call
-    while module.parent is not None:
-        module = module.parent
     name = call.attributes["callee"].value
-    named = (op for op in module.regions[0].blocks[0] if "sym_name" in op.attributes)
-    function = next(op for op in named if op.attributes["sym_name"].value == name)
+    function = next(op for op in _functions(call) if op.attributes["sym_name"].value == name)
     returned = list(function.regions[0].blocks[0])[-1]
     return returned.operands[list(call.results).index(value)]
 

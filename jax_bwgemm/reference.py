@@ -54,12 +54,18 @@ def apply_epilogue(
     if alpha != 1.0:
         acc = acc * jnp.asarray(alpha, acc.dtype)
     if bias is not None:
-        acc = acc + bias.astype(acc.dtype)
+        acc = _add(acc, bias)
     if activation is not None:
         acc = activate(acc, activation)
     if residual is not None:
-        acc = acc + residual.astype(acc.dtype)
+        acc = _add(acc, residual)
     return round_to(acc, out_dtype)
+
+
+def _add(acc: jax.Array, term: jax.Array) -> jax.Array:
+    """Broadcast in so many words, which `jax.numpy_rank_promotion("raise")` demands."""
+    shape = jnp.broadcast_shapes(acc.shape, term.shape)
+    return jnp.broadcast_to(acc, shape) + jnp.broadcast_to(term.astype(acc.dtype), shape)
 
 
 def activate(x: jax.Array, activation: str) -> jax.Array:

@@ -7,18 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from jax_bwgemm import attempts
 from jax_bwgemm.config import forget_reported
 
 
 @pytest.fixture(autouse=True)
 def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings and no measured times from outside, no compiling on demand, and every test sees its warnings."""
+    """No settings and no measured times from outside, no compiling on demand, no decisions of other tests; and every
+    test sees its warnings."""
     monkeypatch.delenv("JAX_BWGEMM_ON_FALLBACK", raising=False)
     monkeypatch.delenv("JAX_BWGEMM_DEVICE", raising=False)
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
     forget_reported()
+    attempts.forget()  # some tests replace the planner
     yield
     forget_reported()
 

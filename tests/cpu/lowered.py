@@ -37,6 +37,13 @@ def majors(text: str) -> list[str]:
     return [call["a_major"] + call["b_major"] for call in calls(text)]
 
 
+def operand_barriers(text: str) -> int:
+    """Those that are not behind one of our custom calls, for its result."""
+    results = [line.split(" = ")[0].strip() for line in text.splitlines() if "@jax_bwgemm_matmul_v1" in line]
+    barriers = [line.split("optimization_barrier")[1] for line in text.splitlines() if "optimization_barrier" in line]
+    return sum(barrier.split(" : ")[0].strip() not in results for barrier in barriers)
+
+
 def struct(*shape, dtype=BF16):
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 

@@ -20,6 +20,7 @@ import jax_bwgemm
 from jax_bwgemm import artifacts, decision, jit_build
 from jax_bwgemm.arch import by_name
 from jax_bwgemm.artifacts import Manifest, verify
+from jax_bwgemm.attempts import Asked, choose
 from jax_bwgemm.plan import plan
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
@@ -123,13 +124,13 @@ def test_threads_wait_for_one_build():
 def test_what_was_compiled_is_at_hand(builder, no_artifacts):
     """Where cubins, PTX and the handler's directories are asked for, not only here."""
     assert decision.decide(PROBLEM, "h200", None).entry is None
-    variant = decision.decide(PROBLEM, "h200", None, compiles=True).entry.variant
+    variant = choose(Asked(PROBLEM, "h200", compiles=True)).entry.variant
     assert decision.decide(PROBLEM, "h200", None).entry == fake_entry(variant) and builder.variants == [variant]
 
 
 def test_for_the_emulator_too(builder, no_artifacts, monkeypatch):
     monkeypatch.setattr(decision.ffi, "status", lambda: None)
-    found = decision.decide(PROBLEM, "b200", None, is_emulated=True, compiles=True)
+    found = choose(Asked(PROBLEM, "b200", is_emulated=True, compiles=True))
     assert builder.variants == [found.entry.variant] and found.entry.variant.target == "sm_100a"
     assert artifacts.find_ptx(found.entry.variant).exists()
 
@@ -210,7 +211,8 @@ def test_the_handler_is_told_of_the_cache(builder, no_artifacts, tmp_path, monke
     monkeypatch.setattr(decision, "_cuda_devices", lambda: [device])
     monkeypatch.setattr(decision.ffi, "status", lambda: None)
     monkeypatch.setattr(decision.ffi, "register", registered.append)
-    assert decision.decide(PROBLEM, None, None, compiles=True).entry is not None
+    assert choose(Asked(PROBLEM, None, compiles=True)).entry is not None
+    decision.register(is_emulated=False)
     assert registered == [(no_artifacts, tmp_path / "cache")]
 
 
@@ -218,7 +220,7 @@ def test_no_library_no_compiling(builder, no_artifacts, monkeypatch):
     device = type("H200", (), {"device_kind": "NVIDIA H200", "compute_capability": "9.0", "core_count": 132})
     monkeypatch.setattr(decision, "_cuda_devices", lambda: [device])
     monkeypatch.setattr(decision.ffi, "status", lambda: "the library is missing")
-    assert decision.decide(PROBLEM, None, None, compiles=True).entry is None
+    assert choose(Asked(PROBLEM, None, compiles=True)).entry is None
     assert builder.variants == []
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fake_artifacts import fake_entry
-from lowered import BF16, CUDA, W, X, calls, hlo, majors, matmul, struct, swapping
+from lowered import BF16, CUDA, W, X, calls, hlo, majors, matmul, operand_barriers, struct, swapping
 
 import jax_bwgemm
 from jax_bwgemm import decision
@@ -328,7 +328,7 @@ def test_unaligned_slices_are_copied(artifacts_dir, start, num_barriers):
     """Weights inside one flat array, as `ravel_pytree` makes them: XLA would hand over a pointer into it."""
     flat = jax.ShapeDtypeStruct((256 * 64 + 8,), BF16)
     text = hlo(lambda x, p: matmul(x, p[start : start + 256 * 64].reshape(256, 64)), X, flat)
-    assert text.count("optimization_barrier") == num_barriers
+    assert operand_barriers(text) == num_barriers
     assert len(calls(text)) == 1
 
 
@@ -341,10 +341,70 @@ def test_weights_of_a_scan_are_not_copied(artifacts_dir):
     def f(x, p, i):
         return matmul(x, jax.lax.dynamic_slice(p, (i,), (256 * 64,)).reshape(256, 64))
 
-    assert "optimization_barrier" in hlo(f, X, flat, jax.ShapeDtypeStruct((), jnp.int32))
+    assert operand_barriers(hlo(f, X, flat, jax.ShapeDtypeStruct((), jnp.int32))) == 1
+
+
+@pytest.mark.parametrize("start, num_barriers", [(8, 0), (3, 1)])
+def test_a_slice_that_a_function_returns_is_seen(artifacts_dir, start, num_barriers):
+    flat = jax.ShapeDtypeStruct((256 * 64 + 8,), BF16)
+    slicing = jax.jit(lambda p: p[start : start + 256 * 64])
+    text = hlo(lambda x, p: matmul(x, slicing(p).reshape(256, 64)), X, flat)
+    assert operand_barriers(text) == num_barriers
+
+
+@pytest.mark.parametrize("start, num_barriers", [(8, 0), (3, 1)])
+def test_what_an_inner_function_is_handed_may_be_a_slice(artifacts_dir, start, num_barriers):
+    """XLA would inline the function and pass the middle of the array. Its other operand is no slice of that size."""
+    inner, flat = jax.jit(matmul), struct(256 * 64 + 8)
+    text = hlo(lambda x, p: inner(x, p[start : start + 256 * 64].reshape(256, 64)), X, flat)
+    assert "func.call @matmul" in text or "call @matmul" in text
+    assert operand_barriers(text) == num_barriers
+    outer = jax.jit(lambda x, p: inner(x, p.reshape(256, 64)))
+    assert operand_barriers(hlo(lambda x, p: outer(x, p[start : start + 256 * 64]), X, flat)) == num_barriers
+    assert operand_barriers(hlo(lambda x, w: inner(x * 2, w * 2), X, W)) == 0
+
+
+def test_a_result_is_not_stored_into_the_middle_of_an_array(artifacts_dir):
+    """XLA has a custom call store where a dynamic_update_slice would; threads may, and a scan's rows stay aligned."""
+
+    def written(x, w, big):
+        return big.at[3 : 3 + 512 * w.shape[1]].set(matmul(x, w).reshape(-1))
+
+    big = struct(512 * 1024 + 8)
+    text = hlo(written, X, W, big)
+    (result,) = re.findall(r"(%\S+) = stablehlo.custom_call @jax_bwgemm_matmul", text)
+    assert f"stablehlo.optimization_barrier {result} :" in text
+    threads = hlo(written, X, struct(256, 1001), big)
+    assert calls(threads)[0]["variant"].endswith("_threads") and "optimization_barrier" not in threads
+    stacked = hlo(lambda x, ws: jax.lax.scan(lambda c, w: (c, matmul(c, w)), x, ws)[1], X, struct(6, 256, 256))
+    assert len(calls(stacked)) == 1 and "optimization_barrier" not in stacked
 
 
 def test_export_with_the_check_disabled(artifacts_dir):
     check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
     exported = jax.export.export(jax.jit(matmul), platforms=("cuda",), disabled_checks=[check])(X, W)
     assert calls(exported.mlir_module())
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu", "rocm"), ("tpu", "cpu")])
+@pytest.mark.parametrize("steps", [{}, {"activation": "relu"}], ids=["alone", "relu"])
+def test_modules_for_several_platforms(artifacts_dir, platforms, steps):
+    """A branch for CUDA with our call, one for the others with XLA's."""
+
+    def f(x, w):
+        return jax_bwgemm.matmul(x, w.T, device="h200", on_fallback="ignore", **steps)
+
+    text = jax.jit(f).trace(X, struct(1024, 256)).lower(lowering_platforms=platforms).as_text()
+    assert len(calls(text)) == ("cuda" in platforms) and "stablehlo.dot_general" in text
+    if "tpu" not in platforms:
+        check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
+        exported = jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=[check])(X, struct(1024, 256))
+        assert set(exported.platforms) == set(platforms) and len(calls(exported.mlir_module())) == 1
+
+
+def test_a_module_for_several_platforms_runs_here(artifacts_dir):
+    x, w = jnp.ones((8, 16), BF16), jnp.ones((16, 24), BF16)
+    f = jax.jit(lambda x, w: jax_bwgemm.matmul(x, w, device="h200", on_fallback="ignore"))
+    check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
+    exported = jax.export.export(f, platforms=("cuda", "cpu"), disabled_checks=[check])(x, w)
+    assert (exported.call(x, w) == 16).all()
