@@ -22,7 +22,7 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
 from jax_bwgemm.cost import pass_us
 from jax_bwgemm.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
-from jax_bwgemm.plan import Plan, plan
+from jax_bwgemm.plan import Candidate, Plan, plan
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
 from jax_bwgemm.repack import Shape
 from jax_bwgemm.routes import Pair, Route, routes
@@ -220,9 +220,16 @@ def _with_remedy(asked: Asked, decision: Decision) -> str | None:
 
 def _priced(attempt: Attempt, arch: Arch) -> Attempt:
     chosen = attempt.plan.chosen if attempt.plan else None
-    assert chosen is not None and chosen.cost is not None  # it has a kernel
-    kernel_us = chosen.cost.us if chosen.measured_us is None else chosen.measured_us + chosen.cost.padding_us
+    assert attempt.plan is not None and chosen is not None  # it has a kernel
+    kernel_us = _us(chosen, attempt.plan.record is not None)
     return dataclasses.replace(attempt, us=kernel_us + attempt.route.transpose_us(arch))
+
+
+def _us(candidate: Candidate, is_measured: bool) -> float:
+    """With what pads its operands; infinite where there is no such time."""
+    if candidate.cost is None or (is_measured and candidate.measured_us is None):
+        return math.inf
+    return candidate.cost.us if not is_measured else (candidate.measured_us or 0.0) + candidate.cost.padding_us
 
 
 def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
@@ -250,16 +257,18 @@ def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None
     return dataclasses.replace(attempt, is_fused=False, us=us, reason=reason or slower)
 
 
-def _least_us(attempt: Attempt) -> float:
-    """What the best tile of our lists is predicted to take, whether its cubin is there or not."""
-    candidates = attempt.plan.candidates if attempt.plan else ()
-    return min((candidate.cost.us for candidate in candidates if candidate.cost), default=math.inf)
+def _least_us(plan: Plan | None) -> float:
+    """What the best tile of our lists takes, whether its cubin is there or not; as the plan's choice was made, by what
+    was measured or by what is predicted."""
+    candidates = plan.candidates if plan else ()
+    return min(
+        (_us(candidate, plan is not None and plan.record is not None) for candidate in candidates), default=math.inf
+    )
 
 
 def _is_as_good_as_any(attempt: Attempt) -> bool:
-    """No other way of computing the product is predicted to gain: what was measured is not asked again."""
-    is_measured = attempt.plan is not None and attempt.plan.record is not None
-    return is_measured or attempt.us <= CLEARLY * _least_us(attempt)
+    """No other way of computing the product is predicted to gain."""
+    return attempt.us <= CLEARLY * _least_us(attempt.plan)
 
 
 def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
@@ -267,7 +276,7 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     which ours lack some for some dtypes and epilogues. Not of 8-bit operands, which it widens first."""
     if kernel.entry is None or asked.tile or asked.is_emulated or DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
-    least = _least_us(first)
+    least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
         return None
     return (
