@@ -1,22 +1,66 @@
-// The custom calls' attributes -> a KernelSpec and the request's numbers, or the sentence that says which one is off.
+// What a custom call says by name, and the sentence that says which name is off. Two front ends: a C array (here) and
+// XLA's dictionary (xla_types.h). Knows no name itself.
 #ifndef JAX_BWGEMM_ATTRIBUTES_H_
 #define JAX_BWGEMM_ATTRIBUTES_H_
 
-#include "cubin_cache.h"
-#include "launch_plan.h"
-#include "repack.h"
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
 #include "status.h"
-#include "xla/ffi/api/ffi.h"
+
+extern "C" {
+
+// `type` says which value counts: 'i', 'f' or 's'.
+struct JbwAttribute {
+  const char* name;
+  int32_t type;
+  union {
+    int32_t i;
+    float f;
+    const char* s;
+  } value;
+};
+
+}  // extern "C"
 
 namespace jbw {
 
-// All but the buffers and max_active_clusters.
-Status ReadRequest(const xla::ffi::Dictionary& attrs, JbwLaunchRequest* request);
+class Attributes {
+ public:
+  enum class Found { kYes, kNo, kOtherType };
 
-Status ReadSpec(const xla::ffi::Dictionary& attrs, const JbwLaunchRequest& request, KernelSpec* spec);
+  virtual ~Attributes() = default;
+  virtual Found Find(std::string_view name, int32_t* value) const = 0;
+  virtual Found Find(std::string_view name, float* value) const = 0;
+  virtual Found Find(std::string_view name, std::string* value) const = 0;
+};
 
-// All of a repack's but the buffers.
-Status ReadRepack(const xla::ffi::Dictionary& attrs, JbwRepackRequest* request, KernelSpec* spec);
+class CAttributes final : public Attributes {
+ public:
+  CAttributes(const JbwAttribute* all, size_t count) : all_(all), count_(count) {}
+
+  Found Find(std::string_view name, int32_t* value) const override;
+  Found Find(std::string_view name, float* value) const override;
+  Found Find(std::string_view name, std::string* value) const override;
+
+ private:
+  template <typename T, typename Take>
+  Found Find(std::string_view name, char type, Take take, T* value) const;
+
+  const JbwAttribute* const all_;
+  const size_t count_;
+};
+
+Status Read(const Attributes& attrs, std::string_view name, int32_t* value);
+Status Read(const Attributes& attrs, std::string_view name, float* value);
+Status Read(const Attributes& attrs, std::string_view name, std::string* value);
+
+// An int32 of low..high.
+Status Read(const Attributes& attrs, std::string_view name, int64_t low, int64_t high, int32_t* value);
+
+Status CheckRange(std::string_view name, int64_t value, int64_t low, int64_t high);
 
 }  // namespace jbw
 

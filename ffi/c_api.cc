@@ -11,6 +11,7 @@
 #include "repack.h"
 #include "sha256.h"
 #include "stats.h"
+#include "token.h"
 
 namespace {
 
@@ -24,30 +25,52 @@ int Report(const jbw::Status& status, char* error, size_t error_bytes) {
 }
 
 jbw::Call* FromC(JbwCall* call) { return reinterpret_cast<jbw::Call*>(call); }
+const jbw::Call* FromC(const JbwCall* call) { return reinterpret_cast<const jbw::Call*>(call); }
 jbw::RepackCall* FromC(JbwRepackCall* call) { return reinterpret_cast<jbw::RepackCall*>(call); }
+const jbw::RepackCall* FromC(const JbwRepackCall* call) { return reinterpret_cast<const jbw::RepackCall*>(call); }
+
+jbw::CAttributes FromC(const JbwAttributes& attributes) { return {attributes.all, attributes.count}; }
+
+template <typename Call, typename C>
+jbw::Status Create(const JbwAttributes& attributes, const JbwBuffers& buffers, C** call) {
+  std::unique_ptr<Call> created;
+  JBW_RETURN_IF_ERROR(Call::Create(FromC(attributes), buffers, &created));
+  *call = reinterpret_cast<C*>(created.release());
+  return {};
+}
 
 }  // namespace
 
 const char* jbw_version() { return JAX_BWGEMM_VERSION; }
 
-void jbw_struct_bytes(size_t* request, size_t* plan) {
-  *request = sizeof(JbwLaunchRequest);
+void jbw_struct_bytes(size_t* attribute, size_t* buffer, size_t* plan) {
+  *attribute = sizeof(JbwAttribute);
+  *buffer = sizeof(JbwBuffer);
   *plan = sizeof(JbwLaunchPlan);
 }
-
-const char* jbw_param_kind(int code) { return jbw::ParamKindName(code); }
 
 void jbw_set_artifact_dirs(const char* const* directories, size_t count) {
   jbw::CubinCache::Global().SetDirectories(std::vector<std::string>(directories, directories + count));
 }
 
-int jbw_launch_plan(const JbwLaunchRequest* request, JbwLaunchPlan* plan, char* error, size_t error_bytes) {
-  return Report(jbw::Guard([&] { return jbw::MakeLaunchPlan(*request, plan); }), error, error_bytes);
+int jbw_launch_plan(const JbwAttributes* attributes, const JbwBuffers* buffers, int32_t max_active_clusters,
+                    uint64_t token, JbwLaunchPlan* plan, char* error, size_t error_bytes) {
+  auto make = [&] {
+    jbw::LaunchRequest request;
+    JBW_RETURN_IF_ERROR(jbw::ReadLaunchRequest(FromC(*attributes), &request));
+    return jbw::MakeLaunchPlan(request, *buffers, {max_active_clusters, token}, plan);
+  };
+  return Report(jbw::Guard(make), error, error_bytes);
 }
 
 void jbw_sha256(const void* data, size_t bytes, char* hex) {
   const std::string digest = jbw::Sha256Hex({static_cast<const char*>(data), bytes});
   std::memcpy(hex, digest.c_str(), digest.size() + 1);
+}
+
+void jbw_tokens(uint64_t first, uint64_t* tokens, size_t count) {
+  jbw::TokenSource source(first);
+  std::generate_n(tokens, count, [&] { return source.Next(); });
 }
 
 uint64_t jbw_execute_count() { return jbw::ExecuteCount(); }
@@ -58,58 +81,37 @@ size_t jbw_timing_read(int64_t* own_ns, int64_t* total_ns, size_t capacity) {
   return jbw::ReadTiming(own_ns, total_ns, capacity);
 }
 
-int jbw_call_create(const JbwKernelNames* names, const JbwLaunchRequest* request, JbwCall** call, char* error,
+int jbw_call_create(const JbwAttributes* attributes, const JbwBuffers* buffers, JbwCall** call, char* error,
                     size_t error_bytes) {
-  auto create = [&] {
-    const jbw::KernelSpec spec = {names->variant,      names->entry,         names->target,
-                                  names->cubin_sha256, request->cluster_m,   request->cluster_n,
-                                  request->cluster_k,  request->num_threads, request->smem_bytes};
-    std::unique_ptr<jbw::Call> created;
-    JBW_RETURN_IF_ERROR(jbw::Call::Create(spec, *request, request->a.rank >= 0, &created));
-    *call = reinterpret_cast<JbwCall*>(created.release());
-    return jbw::Status();
-  };
-  return Report(jbw::Guard(create), error, error_bytes);
+  return Report(jbw::Guard([&] { return Create<jbw::Call>(*attributes, *buffers, call); }), error, error_bytes);
 }
 
-int jbw_call_initialize(JbwCall* call, int device, const JbwLaunchRequest* buffers, char* error, size_t error_bytes) {
+int jbw_call_initialize(JbwCall* call, int device, const JbwBuffers* buffers, char* error, size_t error_bytes) {
   return Report(jbw::Guard([&] { return FromC(call)->Initialize(device, *buffers); }), error, error_bytes);
 }
 
-int jbw_call_execute(const JbwCall* call, int device, void* stream, void* a, void* b, void* out, void* bias,
-                     void* residual, void* workspace, char* error, size_t error_bytes) {
-  auto execute = [&] {
-    return reinterpret_cast<const jbw::Call*>(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream),
-                                                             {a, b, out, bias, residual, workspace});
-  };
+int jbw_call_execute(const JbwCall* call, int device, void* stream, void* const* pointers, char* error,
+                     size_t error_bytes) {
+  auto execute = [&] { return FromC(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream), pointers); };
   return Report(jbw::Guard(execute), error, error_bytes);
 }
 
 void jbw_call_destroy(JbwCall* call) { delete FromC(call); }
 
-int jbw_repack_call_create(const JbwKernelNames* names, const JbwRepackRequest* request, JbwRepackCall** call,
+int jbw_repack_call_create(const JbwAttributes* attributes, const JbwBuffers* buffers, JbwRepackCall** call,
                            char* error, size_t error_bytes) {
-  auto create = [&] {
-    const jbw::KernelSpec spec = {names->variant,       names->entry,       names->target, names->cubin_sha256, 1, 1, 1,
-                                  request->num_threads, request->smem_bytes};
-    std::unique_ptr<jbw::RepackCall> created;
-    JBW_RETURN_IF_ERROR(jbw::RepackCall::Create(spec, *request, &created));
-    *call = reinterpret_cast<JbwRepackCall*>(created.release());
-    return jbw::Status();
-  };
-  return Report(jbw::Guard(create), error, error_bytes);
+  return Report(jbw::Guard([&] { return Create<jbw::RepackCall>(*attributes, *buffers, call); }), error, error_bytes);
 }
 
-int jbw_repack_call_initialize(JbwRepackCall* call, int device, const JbwRepackRequest* buffers, char* error,
+int jbw_repack_call_initialize(JbwRepackCall* call, int device, const JbwBuffers* buffers, char* error,
                                size_t error_bytes) {
   return Report(jbw::Guard([&] { return FromC(call)->Initialize(device, *buffers); }), error, error_bytes);
 }
 
-int jbw_repack_call_execute(const JbwRepackCall* call, int device, void* stream, const void* source, void* out,
-                            char* error, size_t error_bytes) {
+int jbw_repack_call_execute(const JbwRepackCall* call, int device, void* stream, void* const* pointers, char* error,
+                            size_t error_bytes) {
   auto execute = [&] {
-    return reinterpret_cast<const jbw::RepackCall*>(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream),
-                                                                   source, out);
+    return FromC(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream), pointers[0], pointers[1]);
   };
   return Report(jbw::Guard(execute), error, error_bytes);
 }

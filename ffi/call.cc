@@ -1,8 +1,6 @@
 #include "call.h"
 
-#include <atomic>
 #include <cstring>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -12,44 +10,11 @@
 namespace jbw {
 namespace {
 
-Status CheckAligned(const char* name, const void* pointer, int32_t align_bytes) {
-  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(align_bytes) == 0) return {};
+Status AlignError(const std::string& role, const void* pointer, int32_t align_bytes) {
   return InvalidArgument(
-      "`", name, "` requires a pointer aligned to ", align_bytes, " bytes, got ", pointer,
+      "`", role, "` requires a pointer aligned to ", align_bytes, " bytes, got ", pointer,
       ": XLA passed the middle of a bigger buffer (flattened weights, as of ravel_pytree). Wrap it in "
       "`jax.lax.optimization_barrier(...)`, or compile with xla_gpu_enable_dynamic_slice_fusion=False");
-}
-
-Status CheckPointers(const JbwLaunchPlan& plan, const Pointers& pointers) {
-  JBW_RETURN_IF_ERROR(CheckAligned("a", pointers.a, kAlignBytes));
-  JBW_RETURN_IF_ERROR(CheckAligned("b", pointers.b, kAlignBytes));
-  JBW_RETURN_IF_ERROR(CheckAligned("out", pointers.out, plan.out_align_bytes));
-  // 16 bytes for the kernels' vector loads of the bias
-  if (plan.bias_offset >= 0) JBW_RETURN_IF_ERROR(CheckAligned("bias", pointers.bias, kAlignBytes));
-  if (plan.workspace_offset >= 0) JBW_RETURN_IF_ERROR(CheckAligned("workspace", pointers.workspace, kAlignBytes));
-  if (plan.tensor_maps[3].param_offset < 0) return {};
-  return CheckAligned("residual", pointers.residual, kAlignBytes);
-}
-
-// `block` is the plan's parameter block, into which the addresses go.
-Status FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, const Pointers& pointers,
-                     unsigned char* block) {
-  const JbwTensorMapSpec* maps = plan.tensor_maps;
-  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[0], "a", pointers.a, block + maps[0].param_offset));
-  JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[1], "b", pointers.b, block + maps[1].param_offset));
-  if (plan.c_offset < 0) {
-    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[2], "out", pointers.out, block + maps[2].param_offset));
-  } else {
-    std::memcpy(block + plan.c_offset, &pointers.out, sizeof(pointers.out));
-  }
-  if (const int32_t at = maps[3].param_offset; at >= 0) {
-    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, maps[3], "residual", pointers.residual, block + at));
-  }
-  if (plan.bias_offset >= 0) std::memcpy(block + plan.bias_offset, &pointers.bias, sizeof(pointers.bias));
-  if (plan.workspace_offset >= 0) {
-    std::memcpy(block + plan.workspace_offset, &pointers.workspace, sizeof(pointers.workspace));
-  }
-  return {};
 }
 
 // Fills `attributes` with what the plan asks for, and returns how many they are.
@@ -92,55 +57,60 @@ Status LaunchError(const cuda::Driver& driver, const JbwLaunchPlan& plan, const 
                   " bytes of shared memory): the cause may be an earlier kernel on this device");
 }
 
-// A call's own value for raised flags. Flags are not zeroed: what lies in a workspace must not be taken for one.
-uint64_t NewToken() {
-  static std::atomic<uint64_t> num_tokens{0};
-  std::random_device device;
-  const uint64_t random = uint64_t{device()} << 32 | device();
-  return random + 0x9E3779B97F4A7C15 * num_tokens.fetch_add(1);  // an odd step: no two calls of a process share one
-}
-
 }  // namespace
 
-Status Call::Create(const KernelSpec& spec, const JbwLaunchRequest& request, bool has_buffers,
-                    std::unique_ptr<Call>* call) {
-  if (has_buffers) {
-    JbwLaunchRequest any_device = request;
-    any_device.max_active_clusters = 1;
+Status Call::Create(const Attributes& attrs, const JbwBuffers& buffers, std::unique_ptr<Call>* call) {
+  LaunchRequest request;
+  JBW_RETURN_IF_ERROR(ReadLaunchRequest(attrs, &request));
+  if (buffers.num_results > 0) {
     JbwLaunchPlan plan;
-    JBW_RETURN_IF_ERROR(MakeLaunchPlan(any_device, &plan));
-  } else {
-    JBW_RETURN_IF_ERROR(CheckAttributes(request));
+    JBW_RETURN_IF_ERROR(MakeLaunchPlan(request, buffers, {1, 1}, &plan));
   }
+  const Geometry& own = request.geometry;
+  KernelSpec spec = {{}, {}, {}, {}, own.cluster_m, own.cluster_n, own.cluster_k, own.num_threads, own.smem_bytes};
+  JBW_RETURN_IF_ERROR(ReadNames(attrs, &spec));
   Kernel* kernel;
   JBW_RETURN_IF_ERROR(CubinCache::Global().Find(spec, &kernel));
-  JbwLaunchRequest own = request;
-  own.token = NewToken();
-  call->reset(new Call(kernel, own));
+  call->reset(new Call(kernel, std::move(request)));
   return {};
 }
 
-Status Call::Initialize(int device, const JbwLaunchRequest& buffers) {
+Status Call::Initialize(int device, const JbwBuffers& buffers) {
   if (IsReady(device)) return {};
   JBW_RETURN_IF_ERROR(kernel_->Prepare(device));
   std::lock_guard<std::mutex> lock(mutex_);
   if (IsReady(device)) return {};
-  JbwLaunchRequest request = request_;
-  request.a = buffers.a;
-  request.b = buffers.b;
-  request.out = buffers.out;
-  request.bias = buffers.bias;
-  request.residual = buffers.residual;
-  request.workspace = buffers.workspace;
-  request.max_active_clusters = kernel_->max_active_clusters(device);
   auto plan = std::make_unique<JbwLaunchPlan>();
-  JBW_RETURN_IF_ERROR(MakeLaunchPlan(request, plan.get()));
+  const LaunchContext context = {kernel_->max_active_clusters(device), token_};
+  JBW_RETURN_IF_ERROR(MakeLaunchPlan(request_, buffers, context, plan.get()));
   plans_[device] = std::move(plan);
   ready_[device].store(plans_[device].get(), std::memory_order_release);
   return {};
 }
 
-Status Call::Execute(int device, cuda::Stream stream, const Pointers& pointers) const {
+Status Call::CheckPointers(const JbwLaunchPlan& plan, void* const* pointers) const {
+  for (int32_t i = 0; i < plan.num_buffers; ++i) {
+    const auto align_bytes = static_cast<uintptr_t>(plan.buffers[i].align_bytes);
+    if (reinterpret_cast<uintptr_t>(pointers[i]) % align_bytes == 0) continue;
+    return AlignError(request_.rules.all[static_cast<size_t>(i)].role, pointers[i], plan.buffers[i].align_bytes);
+  }
+  return {};
+}
+
+// `block` is the plan's parameter block, into which the addresses go.
+Status Call::FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan, void* const* pointers,
+                           unsigned char* block) const {
+  for (int32_t i = 0; i < plan.num_buffers; ++i) {
+    const JbwBufferUse& use = plan.buffers[i];
+    if (use.pointer_offset >= 0) std::memcpy(block + use.pointer_offset, &pointers[i], sizeof(pointers[i]));
+    if (use.map_offset < 0) continue;
+    const std::string& role = request_.rules.all[static_cast<size_t>(i)].role;
+    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, use.map, role, pointers[i], block + use.map_offset));
+  }
+  return {};
+}
+
+Status Call::Execute(int device, cuda::Stream stream, void* const* pointers) const {
   ExecuteTimer timer;
   const JbwLaunchPlan* plan = PlanOf(device);
   if (!plan) return Internal("Execute requires an Initialize on the same device, got none on ", device);

@@ -122,6 +122,13 @@ Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::F
 
 }  // namespace
 
+Status ReadNames(const Attributes& attrs, KernelSpec* spec) {
+  JBW_RETURN_IF_ERROR(Read(attrs, "variant", &spec->variant));
+  JBW_RETURN_IF_ERROR(Read(attrs, "entry", &spec->entry));
+  JBW_RETURN_IF_ERROR(Read(attrs, "target", &spec->target));
+  return Read(attrs, "cubin_sha256", &spec->cubin_sha256);
+}
+
 Library::~Library() {
   if (handle_) driver_->cuLibraryUnload(handle_);
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attributes.h"
 #include "cuda_driver.h"
 #include "status.h"
 
@@ -23,6 +24,9 @@ struct KernelSpec {
   std::string variant, entry, target, cubin_sha256;
   int cluster_m, cluster_n, cluster_k, num_threads, smem_bytes;
 };
+
+// The four names of a spec, from a custom call's attributes.
+Status ReadNames(const Attributes& attrs, KernelSpec* spec);
 
 class Library {
  public:

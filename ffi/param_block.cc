@@ -1,151 +1,216 @@
 #include "param_block.h"
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "scanner.h"
 
 namespace jbw {
 namespace {
 
-struct KindFacts {
+struct SourceFacts {
+  Source source;
   const char* name;
-  int32_t size, alignment;
+  int32_t bytes, alignment;
 };
 
-constexpr KindFacts kKinds[kNumParamKinds] = {
-    {"tma_a", 128, 64},
-    {"tma_b", 128, 64},
-    {"tma_c", 128, 64},
-    {"tma_r", 128, 64},
-    {"c", 8, 8},
-    {"m", 4, 4},
-    {"n", 4, 4},
-    {"k", 4, 4},
-    {"batch", 4, 4},
-    {"a_batch_step", 4, 4},
-    {"b_batch_step", 4, 4},
-    {"raster_group", 4, 4},
-    {"raster_along_n", 4, 4},
-    {"raster_order", 4, 4},
-    {"a_policy", 8, 8},
-    {"b_policy", 8, 8},
-    {"stream_tiles", 4, 4},
-    {"stream_clusters", 4, 4},
-    {"workspace", 8, 8},
-    {"token", 8, 8},
-    {"alpha", 4, 4},
-    {"bias", 8, 8},
+constexpr SourceFacts kSources[] = {
+    {Source::kTensorMap, "tma", 128, 64}, {Source::kPointer, "ptr", 8, 8},  {Source::kSize, "size", 4, 4},
+    {Source::kStep, "step", 4, 4},        {Source::kInt, "int", 4, 4},      {Source::kFloat, "float", 4, 4},
+    {Source::kL2Policy, "l2", 8, 8},      {Source::kToken, "token", 8, 8},
 };
 
 // What createpolicy.fractional makes for all of a cache line: evict_normal, evict_first, evict_last (CUTLASS,
 // TMA::CacheHintSm90).
-constexpr uint64_t kL2Policies[kNumL2Policies] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
+constexpr std::pair<const char*, uint64_t> kL2Policies[] = {
+    {"normal", 0x1000000000000000}, {"evict_first", 0x12F0000000000000}, {"evict_last", 0x14F0000000000000}};
 
 constexpr const char kRemedy[] = ": rebuild the kernels and the library from the same version";
 
-Status CheckParam(const JbwParam& param, int32_t param_bytes) {
-  if (!ParamKindName(param.kind)) {
-    return InvalidArgument("a parameter kind requires 0..", kNumParamKinds - 1, ", got ", param.kind, kRemedy);
+const SourceFacts& FactsOf(Source source) { return kSources[static_cast<size_t>(source)]; }
+
+struct Range {
+  int32_t low = INT32_MIN, high = INT32_MAX;
+};
+
+// "[0..1]", "[1..]" or nothing
+bool TakeRange(Scanner* scanner, Range* range) {
+  if (!scanner->Take("[")) return true;
+  if (!scanner->TakeInt(&range->low) || !scanner->Take("..")) return false;
+  if (scanner->Take("]")) return true;
+  return scanner->TakeInt(&range->high) && scanner->Take("]");
+}
+
+bool TakeSize(Scanner* scanner, Extent* extent) {
+  constexpr std::pair<const char*, Extent> kSizes[] = {
+      {"batch", Extent::kBatch}, {"m", Extent::kM}, {"n", Extent::kN}, {"k", Extent::kK}};
+  std::string_view name;
+  if (!scanner->TakeName(&name)) return false;
+  for (const auto& [text, size] : kSizes) {
+    *extent = size;
+    if (name == text) return true;
   }
-  const KindFacts& facts = kKinds[param.kind];
-  if (param.size != facts.size) {
-    return InvalidArgument("parameter `", facts.name, "` requires ", facts.size, " bytes, got ", param.size, kRemedy);
+  return false;
+}
+
+bool TakeSource(Scanner* scanner, Source* source) {
+  std::string_view name;
+  if (!scanner->TakeName(&name)) return false;
+  for (const SourceFacts& facts : kSources) {
+    *source = facts.source;
+    if (name == facts.name) return facts.source == Source::kToken || scanner->Take(":");
   }
-  if (param.offset < 0 || param.offset % facts.alignment || param.offset > param_bytes - param.size) {
-    return InvalidArgument("parameter `", facts.name, "` requires an offset that is a multiple of ", facts.alignment,
-                           " and ends within ", param_bytes, " bytes, got ", param.offset, kRemedy);
+  return false;
+}
+
+// What stands behind the colon: a buffer, a size or an attribute.
+bool TakeArgument(Scanner* scanner, Leaf* leaf, std::string_view* attribute, Range* range) {
+  switch (leaf->source) {
+    case Source::kTensorMap:
+    case Source::kPointer:
+    case Source::kStep:
+      return scanner->TakeInt(&leaf->buffer);
+    case Source::kSize:
+      return TakeSize(scanner, &leaf->extent);
+    case Source::kToken:
+      return true;
+    default:
+      return scanner->TakeName(attribute) && (leaf->source != Source::kInt || TakeRange(scanner, range));
+  }
+}
+
+Status ReadPolicy(const Attributes& attrs, std::string_view attribute, uint64_t* policy) {
+  std::string text;
+  JBW_RETURN_IF_ERROR(Read(attrs, attribute, &text));
+  for (const auto& [name, value] : kL2Policies) {
+    *policy = value;
+    if (text == name) return {};
+  }
+  return InvalidArgument("`", attribute, "` requires normal, evict_first or evict_last, got '", text, "'");
+}
+
+Status ReadValue(const Attributes& attrs, std::string_view attribute, const Range& range, Leaf* leaf) {
+  if (leaf->source == Source::kL2Policy) return ReadPolicy(attrs, attribute, &leaf->value);
+  if (leaf->source == Source::kFloat) {
+    float value;
+    JBW_RETURN_IF_ERROR(Read(attrs, attribute, &value));
+    std::memcpy(&leaf->value, &value, sizeof(value));
+  } else if (leaf->source == Source::kInt) {
+    int32_t value;
+    JBW_RETURN_IF_ERROR(Read(attrs, attribute, range.low, range.high, &value));
+    leaf->value = static_cast<uint32_t>(value);
   }
   return {};
 }
 
-template <typename T>
-void Store(unsigned char* block, int32_t offset, T value) {
-  std::memcpy(block + offset, &value, sizeof(value));
+// "int:raster_along_n[0..1]@404+4"
+Status ReadLeaf(const Attributes& attrs, std::string_view text, Leaf* leaf) {
+  const size_t at = std::min(text.find('@'), text.size());
+  Scanner source(text.substr(0, at)), place(text.substr(at));
+  std::string_view attribute;
+  Range range;
+  *leaf = {Source::kToken, std::string(text.substr(0, at)), -1, Extent::kM, 0, 0, 0};
+  if (!TakeSource(&source, &leaf->source) || !TakeArgument(&source, leaf, &attribute, &range) || !source.AtEnd() ||
+      !place.Take("@") || !place.TakeInt(&leaf->offset) || !place.Take("+") || !place.TakeInt(&leaf->bytes) ||
+      !place.AtEnd()) {
+    return InvalidArgument("`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got ", text, kRemedy);
+  }
+  return ReadValue(attrs, attribute, range, leaf);
 }
 
-int32_t IntValue(int32_t kind, const ParamValues& values) {
-  switch (kind) {
-    case kM:
-      return static_cast<int32_t>(values.sizes.m);
-    case kN:
-      return static_cast<int32_t>(values.sizes.n);
-    case kK:
-      return static_cast<int32_t>(values.sizes.k);
-    case kBatch:
-      return static_cast<int32_t>(values.sizes.batch);
-    case kABatchStep:
-      return values.sizes.a_batch > 1;
-    case kBBatchStep:
-      return values.sizes.b_batch > 1;
-    case kRasterGroup:
-      return values.raster_group;
-    case kRasterAlongN:
-      return values.raster_along_n;
-    default:
-      return values.raster_order;
+Status CheckLeaf(const Leaf& leaf, const BufferRules& rules) {
+  const SourceFacts& facts = FactsOf(leaf.source);
+  if (leaf.bytes != facts.bytes) {
+    return InvalidArgument("parameter `", leaf.name, "` requires ", facts.bytes, " bytes, got ", leaf.bytes, kRemedy);
   }
+  if (leaf.offset < 0 || leaf.offset % facts.alignment || leaf.offset > JBW_MAX_PARAM_BYTES - leaf.bytes) {
+    return InvalidArgument("parameter `", leaf.name, "` requires an offset that is a multiple of ", facts.alignment,
+                           " and ends within ", JBW_MAX_PARAM_BYTES, " bytes, got ", leaf.offset, kRemedy);
+  }
+  const bool is_of_buffer =
+      leaf.source == Source::kTensorMap || leaf.source == Source::kPointer || leaf.source == Source::kStep;
+  if (is_of_buffer && (leaf.buffer < 0 || leaf.buffer >= static_cast<int32_t>(rules.all.size()))) {
+    return InvalidArgument("parameter `", leaf.name, "` requires a buffer of 0..", rules.all.size() - 1, ", got ",
+                           leaf.buffer, kRemedy);
+  }
+  if (leaf.source == Source::kTensorMap && !rules.TensorMapOf(leaf.buffer)) {
+    return InvalidArgument("parameter `", leaf.name, "` requires a text in `tensor_maps`, got none", kRemedy);
+  }
+  return {};
 }
 
-Status CheckOperands(const ParamList& list) {
-  for (ParamKind kind : {kTmaA, kTmaB}) {
-    if (FindParam(list, kind) < 0) {
-      return InvalidArgument("`params` requires `", ParamKindName(kind), "`, got a list without it", kRemedy);
-    }
+Status CheckOrder(const Leaves& leaves, const Leaf& leaf) {
+  bool is_new = leaf.offset >= leaves.bytes;
+  for (const Leaf& other : leaves.all) is_new = is_new && other.name != leaf.name;
+  if (is_new) return {};
+  return InvalidArgument("`params` requires each source once and ascending offsets without overlap, got `", leaf.name,
+                         "` at ", leaf.offset, " after ", leaves.bytes, kRemedy);
+}
+
+Status CheckBuffersAreTaken(const Leaves& leaves, const BufferRules& rules) {
+  for (int32_t i = 0; i < static_cast<int32_t>(rules.all.size()); ++i) {
+    if (leaves.OffsetOf(Source::kTensorMap, i) >= 0 || leaves.OffsetOf(Source::kPointer, i) >= 0) continue;
+    return InvalidArgument("`params` requires `tma:", i, "` or `ptr:", i, "`, which take `",
+                           rules.all[static_cast<size_t>(i)].role, "`, got neither", kRemedy);
   }
-  const bool has_map = FindParam(list, kTmaC) >= 0, has_pointer = FindParam(list, kC) >= 0;
-  if (has_map == has_pointer) {
-    return InvalidArgument("`params` requires either `tma_c` or `c`, got ", has_map ? "both" : "neither", kRemedy);
+  return {};
+}
+
+int64_t SizeOf(const Sizes& sizes, Extent extent) {
+  if (extent == Extent::kBatch) return sizes.batch;
+  if (extent == Extent::kM) return sizes.m;
+  return extent == Extent::kN ? sizes.n : sizes.k;
+}
+
+// 1 if the buffer has its own matrix for each of the batch.
+uint64_t BatchStep(const BufferRule& rule, const JbwBuffer& buffer) {
+  for (size_t i = 0; i < rule.dims.size(); ++i) {
+    if (rule.dims[i].extent == Extent::kBatch) return buffer.dims[i] > 1;
   }
-  if (has_map || FindParam(list, kTmaR) < 0) return {};
-  return InvalidArgument("`tma_r` requires `tma_c`, whose box it has, got `c`", kRemedy);
+  return 0;
 }
 
 }  // namespace
 
-const char* ParamKindName(int32_t kind) { return kind >= 0 && kind < kNumParamKinds ? kKinds[kind].name : nullptr; }
-
-Status CheckParams(const ParamList& list) {
-  if (list.num_params < 0 || list.num_params > JBW_MAX_PARAMS) {
-    return InvalidArgument("`params` requires at most ", JBW_MAX_PARAMS, " leaves, got ", list.num_params, kRemedy);
-  }
-  if (list.param_bytes < 1 || list.param_bytes > JBW_MAX_PARAM_BYTES) {
-    return InvalidArgument("`param_bytes` requires 1..", JBW_MAX_PARAM_BYTES, ", got ", list.param_bytes, kRemedy);
-  }
-  int32_t end = 0;  // of the leaf before
-  for (int32_t i = 0; i < list.num_params; ++i) {
-    const JbwParam& param = list.params[i];
-    JBW_RETURN_IF_ERROR(CheckParam(param, list.param_bytes));
-    const ParamList before = {list.params, i, list.param_bytes};
-    if (param.offset < end || FindParam(before, static_cast<ParamKind>(param.kind)) >= 0) {
-      return InvalidArgument("`params` requires each kind once and ascending offsets without overlap, got `",
-                             ParamKindName(param.kind), "` at ", param.offset, " after ", end, kRemedy);
-    }
-    end = param.offset + param.size;
-  }
-  return CheckOperands(list);
-}
-
-int32_t FindParam(const ParamList& list, ParamKind kind) {
-  for (int32_t i = 0; i < list.num_params; ++i) {
-    if (list.params[i].kind == kind) return list.params[i].offset;
+int32_t Leaves::OffsetOf(Source source, int32_t buffer) const {
+  for (const Leaf& leaf : all) {
+    if (leaf.source == source && leaf.buffer == buffer) return leaf.offset;
   }
   return -1;
 }
 
-void PackParams(const ParamList& list, const ParamValues& values, unsigned char* block) {
-  for (int32_t i = 0; i < list.num_params; ++i) {
-    const JbwParam& param = list.params[i];
-    if (param.kind == kAlpha) {
-      Store(block, param.offset, values.alpha);
-    } else if (param.kind == kAPolicy || param.kind == kBPolicy) {
-      Store(block, param.offset, kL2Policies[param.kind == kAPolicy ? values.a_l2 : values.b_l2]);
-    } else if (param.kind == kToken) {
-      Store(block, param.offset, values.token);
-    } else if (param.kind == kStreamTiles) {
-      Store(block, param.offset, values.stream_tiles);
-    } else if (param.kind == kStreamClusters) {
-      Store(block, param.offset, values.stream_clusters);
-    } else if (param.kind >= kM && param.kind <= kRasterOrder) {
-      Store(block, param.offset, IntValue(param.kind, values));
+Status ReadLeaves(const Attributes& attrs, const BufferRules& rules, Leaves* leaves) {
+  std::string text;
+  JBW_RETURN_IF_ERROR(Read(attrs, "params", &text));
+  leaves->bytes = 0;
+  for (std::string_view word : Words(text)) {
+    Leaf leaf;
+    JBW_RETURN_IF_ERROR(ReadLeaf(attrs, word, &leaf));
+    JBW_RETURN_IF_ERROR(CheckLeaf(leaf, rules));
+    JBW_RETURN_IF_ERROR(CheckOrder(*leaves, leaf));
+    leaves->bytes = leaf.offset + leaf.bytes;
+    leaves->all.push_back(std::move(leaf));
+  }
+  if (leaves->all.size() > JBW_MAX_PARAMS) {
+    return InvalidArgument("`params` requires at most ", JBW_MAX_PARAMS, " leaves, got ", leaves->all.size(), kRemedy);
+  }
+  return CheckBuffersAreTaken(*leaves, rules);
+}
+
+void PackParams(const Leaves& leaves, const JbwBuffers& buffers, const BufferRules& rules, const Sizes& sizes,
+                uint64_t token, unsigned char* block) {
+  for (const Leaf& leaf : leaves.all) {
+    if (leaf.source == Source::kTensorMap || leaf.source == Source::kPointer) continue;
+    uint64_t value = leaf.value;
+    if (leaf.source == Source::kSize) value = static_cast<uint64_t>(SizeOf(sizes, leaf.extent));
+    if (leaf.source == Source::kToken) value = token;
+    if (leaf.source == Source::kStep) {
+      const auto buffer = static_cast<size_t>(leaf.buffer);
+      value = BatchStep(rules.all[buffer], buffers.all[buffer]);
     }
+    std::memcpy(block + leaf.offset, &value, static_cast<size_t>(leaf.bytes));  // little-endian
   }
 }
 

@@ -1,7 +1,9 @@
 #include "repack.h"
 
+#include <string>
 #include <utility>
 
+#include "dtypes.h"
 #include "stats.h"
 
 namespace jbw {
@@ -10,18 +12,21 @@ namespace {
 // Kernels count rows and columns from the first of a tile: what a tile may reach beyond them must be an int32 too.
 constexpr int64_t kMaxTile = 128;
 
-Status CheckAttributes(const JbwRepackRequest& request) {
-  const int32_t bytes = request.element_bytes;
-  if (bytes != 1 && bytes != 2 && bytes != 4) {
+Status ReadRequest(const Attributes& attrs, RepackRequest* request) {
+  std::string kind;
+  JBW_RETURN_IF_ERROR(Read(attrs, "kind", &kind));
+  if (kind != "pad" && kind != "transpose") {
+    return InvalidArgument("attribute `kind` requires pad or transpose, got '", kind, "'");
+  }
+  request->is_transpose = kind == "transpose";
+  JBW_RETURN_IF_ERROR(Read(attrs, "element_bytes", &request->element_bytes));
+  if (const int32_t bytes = request->element_bytes; bytes != 1 && bytes != 2 && bytes != 4) {
     return InvalidArgument("`element_bytes` requires 1, 2 or 4, got ", bytes);
   }
-  if (request.num_ctas < 1) return InvalidArgument("`num_ctas` requires at least 1, got ", request.num_ctas);
-  if (request.num_threads < 1 || request.num_threads > 1024) {
-    return InvalidArgument("`num_threads` requires 1..1024, got ", request.num_threads);
-  }
-  if (request.smem_bytes < 0) return InvalidArgument("`smem_bytes` requires at least 0, got ", request.smem_bytes);
-  if (request.pdl < 0 || request.pdl > 1) return InvalidArgument("`pdl` requires 0 or 1, got ", request.pdl);
-  return {};
+  JBW_RETURN_IF_ERROR(Read(attrs, "num_ctas", 1, kInt32Max, &request->num_ctas));
+  JBW_RETURN_IF_ERROR(Read(attrs, "num_threads", 1, 1024, &request->num_threads));
+  JBW_RETURN_IF_ERROR(Read(attrs, "smem_bytes", 0, 1 << 20, &request->smem_bytes));
+  return Read(attrs, "pdl", 0, 1, &request->pdl);
 }
 
 Status CheckBuffer(const char* name, const JbwBuffer& buffer, int32_t element_bytes) {
@@ -40,7 +45,12 @@ Status CheckDims(const char* name, const JbwBuffer& buffer) {
 }
 
 // The result is what the kernel writes to its last byte, and the kernel can count it.
-Status CheckSizes(const JbwRepackRequest& request, const JbwBuffer& source, const JbwBuffer& out) {
+Status CheckSizes(const RepackRequest& request, const JbwBuffers& buffers) {
+  if (buffers.num_operands != 1 || buffers.num_results != 1) {
+    return InvalidArgument("a repack requires one operand and one result, got ", buffers.num_operands, " and ",
+                           buffers.num_results);
+  }
+  const JbwBuffer &source = buffers.all[0], &out = buffers.all[1];
   JBW_RETURN_IF_ERROR(CheckBuffer("source", source, request.element_bytes));
   JBW_RETURN_IF_ERROR(CheckBuffer("out", out, request.element_bytes));
   JBW_RETURN_IF_ERROR(CheckDims("source", source));
@@ -70,9 +80,12 @@ Status CheckAligned(const char* name, const void* pointer, int32_t align_bytes) 
 
 }  // namespace
 
-Status RepackCall::Create(const KernelSpec& spec, const JbwRepackRequest& request, std::unique_ptr<RepackCall>* call) {
-  JBW_RETURN_IF_ERROR(CheckAttributes(request));
-  if (request.source.rank >= 0) JBW_RETURN_IF_ERROR(CheckSizes(request, request.source, request.out));
+Status RepackCall::Create(const Attributes& attrs, const JbwBuffers& buffers, std::unique_ptr<RepackCall>* call) {
+  RepackRequest request;
+  JBW_RETURN_IF_ERROR(ReadRequest(attrs, &request));
+  if (buffers.num_results > 0) JBW_RETURN_IF_ERROR(CheckSizes(request, buffers));
+  KernelSpec spec = {{}, {}, {}, {}, 1, 1, 1, request.num_threads, request.smem_bytes};
+  JBW_RETURN_IF_ERROR(ReadNames(attrs, &spec));
   Kernel* kernel;
   JBW_RETURN_IF_ERROR(CubinCache::Global().Find(spec, &kernel));
   call->reset(new RepackCall(kernel, request));
@@ -84,15 +97,15 @@ bool RepackCall::IsReady(int device) const {
          sizes_.load(std::memory_order_acquire);
 }
 
-Status RepackCall::Initialize(int device, const JbwRepackRequest& buffers) {
+Status RepackCall::Initialize(int device, const JbwBuffers& buffers) {
   JBW_RETURN_IF_ERROR(kernel_->Prepare(device));
   std::lock_guard<std::mutex> lock(mutex_);
   if (owned_) return {};
-  JBW_RETURN_IF_ERROR(CheckSizes(request_, buffers.source, buffers.out));
-  const int64_t* dims = buffers.source.dims;
+  JBW_RETURN_IF_ERROR(CheckSizes(request_, buffers));
+  const int64_t* dims = buffers.all[0].dims;
   owned_ =
       std::make_unique<const Sizes>(Sizes{static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]),
-                                          static_cast<int32_t>(dims[2]), static_cast<int32_t>(buffers.out.dims[2])});
+                                          static_cast<int32_t>(dims[2]), static_cast<int32_t>(buffers.all[1].dims[2])});
   sizes_.store(owned_.get(), std::memory_order_release);
   return {};
 }

@@ -8,32 +8,30 @@
 #include <memory>
 #include <mutex>
 
+#include "attributes.h"
 #include "cubin_cache.h"
 #include "operands.h"
 #include "status.h"
 
-extern "C" {
-
-// One custom call: its buffers (rank -1: shapes come later) and its attributes. A kernel works on what its buffers'
-// sizes say, whatever `num_ctas`: too few leave a part of the result as it was.
-struct JbwRepackRequest {
-  JbwBuffer source, out;
-  int32_t is_transpose, element_bytes, num_ctas, num_threads, smem_bytes, pdl;
-};
-
-}  // extern "C"
-
 namespace jbw {
 
+// A kernel works on what its buffers' sizes say, whatever `num_ctas`: too few leave a part of the result as it was.
+struct RepackRequest {
+  bool is_transpose;
+  int32_t element_bytes, num_ctas, num_threads, smem_bytes, pdl;
+};
+
+// Its buffers are one operand, `source`, and one result, `out`.
 class RepackCall {
  public:
-  // Checks everything that attributes can tell, and shapes too if `request` has any; finds the cubin. Needs no driver.
-  static Status Create(const KernelSpec& spec, const JbwRepackRequest& request, std::unique_ptr<RepackCall>* call);
+  // Reads and checks everything that attributes can tell, and shapes too if there are any; finds the cubin. Needs no
+  // driver.
+  static Status Create(const Attributes& attrs, const JbwBuffers& buffers, std::unique_ptr<RepackCall>* call);
 
   bool IsReady(int device) const;
 
-  // Loads the kernel. `buffers`' two buffers are read, not its attributes.
-  Status Initialize(int device, const JbwRepackRequest& buffers);
+  // Loads the kernel.
+  Status Initialize(int device, const JbwBuffers& buffers);
 
   // Enqueues the kernel on `stream`. No allocation, no lock, no module load, no synchronisation.
   Status Execute(int device, cuda::Stream stream, const void* source, void* out) const;
@@ -43,10 +41,10 @@ class RepackCall {
     int32_t batch, rows, cols, pitch;  // of the source, but the pitch, which is the result's; as the kernel takes them
   };
 
-  RepackCall(Kernel* kernel, const JbwRepackRequest& request) : kernel_(kernel), request_(request) {}
+  RepackCall(Kernel* kernel, const RepackRequest& request) : kernel_(kernel), request_(request) {}
 
   Kernel* const kernel_;
-  const JbwRepackRequest request_;
+  const RepackRequest request_;
   std::mutex mutex_;
   std::unique_ptr<const Sizes> owned_;           // guarded by mutex_
   std::atomic<const Sizes*> sizes_ = {nullptr};  // the same, to read without a lock; no device changes them

@@ -13,38 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, overload
 
 from jax_bwgemm._version import __version__
+from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_NAME = "manifest.json"
 REMEDY = "run `python -m jax_bwgemm build`"
-PARAM_KINDS = (
-    "tma_a",
-    "tma_b",
-    "tma_c",
-    "tma_r",
-    "c",
-    "m",
-    "n",
-    "k",
-    "batch",
-    "a_batch_step",
-    "b_batch_step",
-    "raster_group",
-    "raster_along_n",
-    "raster_order",
-    "a_policy",
-    "b_policy",
-    "stream_tiles",
-    "stream_clusters",
-    "workspace",
-    "token",
-    "alpha",
-    "bias",
-)
-
 
 _added: list[pathlib.Path] = []
 
@@ -54,34 +30,8 @@ class ManifestError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Param:
-    """One leaf of the kernel's parameter block; `offset` and `size` in bytes."""
-
-    kind: str
-    offset: int
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.kind not in PARAM_KINDS:
-            raise ManifestError(f"a parameter's kind requires one of {', '.join(PARAM_KINDS)}, got {self.kind!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class TmaFacts:
-    """The box of one issued TMA instruction, innermost dimension first, in elements; what a swizzle moves as a whole
-    is `swizzle_atom_bytes`."""
-
-    box: tuple[int, int, int]
-    swizzle_bytes: int
-    swizzle_atom_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the launcher and a maintainer need to know of one cubin.
-
-    `tma` has the keys "a" and "b", "c" where the variant's `store` is "tma", and "r" where it adds a residual.
-    """
+    """What the launcher and a maintainer need to know of one cubin."""
 
     variant: Variant
     entry: str
@@ -89,9 +39,7 @@ class Entry:
     smem_bytes: int
     num_stages: int
     tmem_cols: int
-    params: tuple[Param, ...]
-    param_bytes: int
-    tma: dict[str, TmaFacts]
+    recipe: Recipe
     registers: int
     spill_bytes: int
     sass: dict[str, int]
@@ -104,8 +52,8 @@ class Entry:
         return self.variant.name
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and dictionaries; the variant's fields stand beside the entry's own."""
-        fields = dataclasses.asdict(self)
+        """Plain dictionaries and texts; the variant's fields stand beside the entry's own."""
+        fields = dataclasses.asdict(self) | {"recipe": self.recipe.texts()}
         return {"name": self.name} | fields.pop("variant") | fields
 
     @classmethod
@@ -116,11 +64,8 @@ class Entry:
         variant = Variant(**{k: fields[k] for k in _names(Variant)} | {"tile": _build(Tile, fields["tile"], where)})
         if variant.name != fields["name"]:
             raise ManifestError(f"{where}: its fields require the name {variant.name}, got {fields['name']}")
-        _require_keys(_tma_operands(variant), fields["tma"], f"{where}, `tma`")
         own = {k: fields[k] for k in _names(cls) - {"variant"}}
-        own["params"] = tuple(_build(Param, param, where) for param in fields["params"])
-        own["tma"] = {k: _tma_facts(facts, where) for k, facts in fields["tma"].items()}
-        return cls(variant=variant, **own)
+        return cls(variant=variant, **own | {"recipe": _recipe(fields["recipe"], where)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,15 +248,12 @@ def _build(cls: Any, fields: Mapping[str, Any], where: str) -> Any:
     return cls(**fields)
 
 
-def _tma_facts(fields: Mapping[str, Any], where: str) -> TmaFacts:
-    facts: TmaFacts = _build(TmaFacts, fields, where)
-    columns, rows, batch = facts.box
-    return dataclasses.replace(facts, box=(columns, rows, batch))
-
-
-def _tma_operands(variant: Variant) -> set[str]:
-    """Those of a, b, c and the residual r that TMA moves."""
-    return {"a", "b"} | ({"c"} if variant.store == "tma" else set()) | ({"r"} if variant.has_residual else set())
+def _recipe(texts: Mapping[str, str], where: str) -> Recipe:
+    _require_keys(_names(Recipe), texts, f"{where}, `recipe`")
+    try:
+        return Recipe.from_texts(texts)
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}; {REMEDY}") from None
 
 
 def _require_keys(required: set[str], fields: Mapping[str, Any], where: str) -> None:

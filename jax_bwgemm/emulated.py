@@ -1,4 +1,4 @@
-"""A chosen kernel on the emulator: manifest entry and problem -> the C++ launch plan -> emulator launch -> result.
+"""A chosen kernel on the emulator: the launch's request -> the C++ launch plan -> emulator launch -> result.
 
 The tensor maps and the parameter block are those that the GPU would get; only addresses are made up.
 """
@@ -16,19 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm import artifacts, ffi
-from jax_bwgemm.artifacts import PARAM_KINDS, Entry, RepackEntry
+from jax_bwgemm import artifacts, ffi, recipe
+from jax_bwgemm.artifacts import Entry, RepackEntry
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.padding import padded_shape
-from jax_bwgemm.plan import Plan
+from jax_bwgemm.launch import Array, Request, request
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.repack import Shape
-from jax_bwgemm.tile import workspace_bytes
 
-_ELEMENTS = {0: "u8", 3: "s32", 6: "f16", 7: "f32", 9: "bf16", 11: "tf32"}  # CUtensorMapDataType
-_POISON = -0x21524111  # of an integer result, 0xDEADBEEF; others start as NaN
+_POISON = -0x21524111  # of an integer result, 0xDEADBEEF
 _TOKEN = 0x5EED_F1A6_5EED_F1A6  # of raised flags
 _records: list[list[Run]] = []
 
@@ -68,11 +65,11 @@ class Kernel:
     entry: Entry
     module: Module
     problem: Problem
+    request: Request
     plan: ffi.LaunchPlan
-    workspace_bytes: int = 0
 
     def __call__(self, *operands: Any) -> np.ndarray:
-        """The result, (l, m, n) or (l, n, m) by `problem.c_major`, of a, b and, if there are any, bias and residual.
+        """The first result, (l, m, n) or (l, n, m) by `problem.c_major`.
 
         Operands whose rows TMA cannot step over are padded with zeros, if they do not come so. Raises `EmulatorError`
         if the kernel breaks a rule.
@@ -82,28 +79,31 @@ class Kernel:
         return out
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
-        """The result, which starts poisoned, and the counters. Options are `emulator.run`'s."""
-        epilogue, dtype = self.problem.epilogue, self.problem.out_dtype
-        names = ["a", "b", *["bias"] * epilogue.has_bias, *["r"] * epilogue.has_residual]
-        arrays = {name: np.ascontiguousarray(x) for name, x in zip(names, operands, strict=True)}
-        for name, spec in zip("ab", self.plan.tensor_maps[:2], strict=True):
-            arrays[name] = _padded(arrays[name], spec)
-        out = np.full(_shapes(self.problem)["out"], _POISON if dtype == "int32" else np.nan, dtype)
-        arrays["workspace"] = np.full(self.workspace_bytes, 0xFF, np.uint8)  # a quiet NaN in every float32
-        memory = Memory()
-        addresses = {name: memory.register(array, name) for name, array in (arrays | {"c": out}).items()}
-        counters = run(self.module, self._launch(addresses), memory, **options)
-        return out, counters
+        """The first result, which starts poisoned, and the counters. Options are `emulator.run`'s."""
+        results, counters = self.run_all(*operands, **options)
+        return results[0], counters
 
-    def _launch(self, addresses: dict[str, int]) -> Launch:
-        plan, block = self.plan, self.plan.param_block
-        leaves: dict[int, Any] = {p.offset: block[p.offset : p.offset + p.size] for p in self.entry.params}
-        for name, spec in zip("abcr", plan.tensor_maps, strict=True):
-            if spec.param_offset >= 0:
-                leaves[spec.param_offset] = _tensor_map(spec, addresses[name], name)
-        pointers = {plan.c_offset: "c", plan.bias_offset: "bias", plan.workspace_offset: "workspace"}
-        leaves |= {offset: addresses.get(name, 0) for offset, name in pointers.items()}  # -1 is nobody's offset
-        params = tuple(leaves[offset] for offset in plan.param_offsets[: plan.num_params])
+    def run_all(self, *operands: Any, **options: Any) -> tuple[list[np.ndarray], Counters]:
+        """The same with every result."""
+        rules, asked = self.entry.recipe.operands, self.request.operands
+        arrays = [_padded(*operand) for operand in zip(operands, asked, rules, strict=True)]
+        results = [_poisoned(array) for array in self.request.results]
+        memory = Memory()
+        roles = [buffer.role for buffer in self.entry.recipe.buffers]
+        registered = zip(roles, (*arrays, *results), strict=True)
+        launch = self._launch([memory.register(array, role) for role, array in registered])
+        return results, run(self.module, launch, memory, **options)
+
+    def _launch(self, addresses: list[int]) -> Launch:
+        plan, own, block = self.plan, self.entry.recipe, self.plan.param_block
+        leaves: dict[int, Any] = {leaf.offset: block[leaf.offset : leaf.offset + leaf.size] for leaf in own.params}
+        maps = {facts.buffer: facts for facts in own.tensor_maps}
+        for i, (use, address) in enumerate(zip(plan.buffers, addresses, strict=True)):
+            if use.pointer_offset >= 0:
+                leaves[use.pointer_offset] = address
+            if use.map_offset >= 0:
+                leaves[use.map_offset] = _tensor_map(use.map, maps[i], address, own.buffers[i].role)
+        params = tuple(leaves[offset] for offset in plan.param_offsets)
         grid, threads, cluster = ((x, y, z) for x, y, z in (plan.grid, plan.block, plan.cluster))
         return Launch(grid, threads, params, cluster, plan.smem_bytes, self.entry.entry)
 
@@ -127,9 +127,10 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     if isinstance(path, str):
         raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
     clusters = plan.arch.num_sms // entry.variant.tile.cluster_ctas if max_clusters is None else max_clusters
-    launch_plan = ffi.launch_plan(_request(plan, entry, clusters))
-    workspace = workspace_bytes(entry.variant.tile, clusters)
-    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, launch_plan, workspace)
+    made = request(plan, entry, clusters)
+    operands, results = ([ffi.Buffer.of(x.dtype, x.shape) for x in arrays] for arrays in (made.operands, made.results))
+    launch_plan = ffi.launch_plan(made.attributes, operands, results, clusters, _TOKEN)
+    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, made, launch_plan)
 
 
 def repacked(entry: RepackEntry, source: np.ndarray, out_shape: Shape) -> np.ndarray:
@@ -166,62 +167,29 @@ def _module(path: pathlib.Path, mtime_ns: int) -> Module:
         raise ValueError(f"{path} requires PTX that the emulator can read, got {error}; {artifacts.REMEDY}") from error
 
 
-def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """The buffers of the custom call, padded as the lowering pads them."""
-    p = problem
-    out = (p.batch, p.m, p.n) if p.c_major == "n" else (p.batch, p.n, p.m)
-    return {"a": padded_shape(p, "a"), "b": padded_shape(p, "b"), "out": out}
+def _padded(operand: Any, asked: Array, rule: recipe.Buffer) -> np.ndarray:
+    """With zeros where the kernel wants them; ValueError if the operand has another shape."""
+    array = np.ascontiguousarray(operand)
+    more = [want - got for want, got in zip(asked.shape, array.shape, strict=True)]
+    if any(rest < 0 or (rest and not dim.endswith("+")) for rest, dim in zip(more, rule.dims, strict=True)):
+        raise ValueError(f"`{rule.role}` requires shape {asked.shape}, got {array.shape}")
+    return np.pad(array, [(0, rest) for rest in more])
 
 
-def _padded(operand: np.ndarray, spec: ffi.TensorMapSpec) -> np.ndarray:
-    """ValueError if the operand is larger than its tensor map."""
-    return np.pad(operand, [(0, want - got) for want, got in zip(spec.dims[::-1], operand.shape, strict=True)])
+def _poisoned(asked: Array) -> np.ndarray:
+    """NaN, or what no integer sum is expected to be; of bytes, what is a quiet NaN in every float32."""
+    if asked.dtype == "uint8":
+        return np.full(asked.shape, 0xFF, np.uint8)
+    return np.full(asked.shape, _POISON if asked.dtype == "int32" else np.nan, asked.dtype)
 
 
-def _request(plan: Plan, entry: Entry, max_clusters: int) -> ffi.LaunchRequest:
-    """What the custom call's attributes and buffers say to the launcher."""
-    p, variant, tile = plan.problem, entry.variant, entry.variant.tile
-    dtypes, shapes = {"a": p.a_dtype, "b": p.b_dtype, "out": p.out_dtype}, _shapes(p)
-    extras: dict[str, tuple[int, ...]] = {"bias": shapes["out"][2:]} if p.epilogue.has_bias else {}
-    extras |= {"residual": shapes["out"]} if p.epilogue.has_residual else {}
-    if size := workspace_bytes(tile, max_clusters):
-        extras["workspace"] = (size,)
-    request = ffi.LaunchRequest(
-        **{name: ffi.Buffer.of(dtypes[name], shape) for name, shape in shapes.items()},
-        **{
-            name: ffi.Buffer.of("uint8" if name == "workspace" else p.out_dtype, shape)
-            for name, shape in extras.items()
-        },
-        **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
-        **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
-        **{name: getattr(entry, name) for name in ("num_threads", "smem_bytes", "param_bytes")},
-        **{name: getattr(plan, name) for name in ("raster_group", "raster_along_n")},
-        raster_order=ffi.RASTER_CODES[plan.raster_order],
-        stream_tiles=plan.stream.tiles,
-        stream_clusters=plan.stream.clusters,
-        a_l2=ffi.L2_CODES[plan.a_l2],
-        b_l2=ffi.L2_CODES[plan.b_l2],
-        alpha=p.epilogue.alpha,
-        num_params=len(entry.params),
-        token=_TOKEN,
-        max_active_clusters=max_clusters,
-    )
-    for i, facts in enumerate(map(entry.tma.get, "abc")):
-        if facts is not None:
-            request.box[i][:] = facts.box
-            request.swizzle_bytes[i], request.swizzle_atom_bytes[i] = facts.swizzle_bytes, facts.swizzle_atom_bytes
-    for i, leaf in enumerate(entry.params):
-        request.params[i] = ffi.Param(PARAM_KINDS.index(leaf.kind), leaf.offset, leaf.size)
-    return request
-
-
-def _tensor_map(spec: ffi.TensorMapSpec, address: int, name: str) -> TensorMap:
+def _tensor_map(spec: ffi.TensorMapSpec, facts: recipe.TensorMap, address: int, name: str) -> TensorMap:
     return TensorMap(
         address,
         tuple(spec.dims),
         tuple(spec.stride_bytes),
         tuple(spec.box),
-        _ELEMENTS[spec.data_type],
+        facts.element,
         spec.swizzle_bytes,
         name,
         spec.swizzle_atom_bytes,

@@ -1,24 +1,26 @@
 """The native library: found, loaded by ctypes, registered with XLA. Loads nothing until asked; knows no tile.
 
-The structs mirror `ffi/launch_plan.h`. `launch_plan` is the very packing that the GPU sees, callable on any machine.
+The structs mirror those of the C ABI. `launch_plan` is the very packing that the GPU sees, callable on any machine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import pathlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-TARGET_NAME = "jax_bwgemm_matmul_v1"
+from jax_bwgemm.recipe import Attribute
+
+TARGET_NAME = "jax_bwgemm_matmul_v2"
 REPACK_NAME = "jax_bwgemm_repack_v1"
 PLATFORM = "CUDA"  # "cuda" is accepted by jax and never registered
 LIBRARY_NAME = "libjax_bwgemm_ffi.so"
@@ -33,11 +35,10 @@ DTYPE_CODES = {
     "float8_e5m2": 19,
     "float8_e4m3fn": 20,
 }  # XLA_FFI_DataType
-L2_CODES = {"normal": 0, "evict_first": 1, "evict_last": 2}
-RASTER_CODES = {"groups": 0, "snake": 1}
 
-_MAX_PARAMS = 24
-_MAX_PARAM_BYTES = 1024
+_MAX_BUFFERS = 16
+_MAX_PARAMS = 64
+_MAX_PARAM_BYTES = 4096
 _ERROR_BYTES = 4096
 _REMEDY = "reinstall jax_bwgemm, or build the library with `cmake -S ffi -B build/ffi && cmake --build build/ffi`"
 
@@ -46,49 +47,48 @@ _registered = False
 
 
 class Buffer(ctypes.Structure):
-    """A row-major buffer; `rank` -1 says that there is none."""
+    """A row-major buffer."""
 
     _fields_ = [("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("dims", ctypes.c_int64 * 3)]
 
     @classmethod
-    def of(cls, dtype: str, shape: tuple[int, ...]) -> Buffer:
+    def of(cls, dtype: str, shape: Sequence[int]) -> Buffer:
         return cls(DTYPE_CODES[dtype], len(shape), (ctypes.c_int64 * 3)(*shape[:3]))
 
+
+class Buffers(ctypes.Structure):
+    """Those of a custom call, operands first. Without any, a call site is created before its shapes are known."""
+
+    _fields_ = [("all", ctypes.POINTER(Buffer)), ("num_operands", ctypes.c_int32), ("num_results", ctypes.c_int32)]
+
     @classmethod
-    def none(cls) -> Buffer:
-        return cls(0, -1)
+    def of(cls, operands: Sequence[Buffer], results: Sequence[Buffer]) -> Buffers:
+        every = (*operands, *results)
+        return cls((Buffer * len(every))(*every), len(operands), len(results))
 
 
-class Param(ctypes.Structure):
-    """One leaf of the kernel parameter block; `kind` is a position in `param_kinds()`."""
-
-    _fields_ = [("kind", ctypes.c_int32), ("offset", ctypes.c_int32), ("size", ctypes.c_int32)]
+class _Value(ctypes.Union):
+    _fields_ = [("i", ctypes.c_int32), ("f", ctypes.c_float), ("s", ctypes.c_char_p)]
 
 
-class LaunchRequest(ctypes.Structure):
-    """One custom call: its buffers, its attributes, and `max_active_clusters` of the device."""
+class _Attribute(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("type", ctypes.c_int32), ("value", _Value)]
 
-    _fields_ = [
-        *((name, Buffer) for name in ("a", "b", "out", "bias", "residual", "workspace")),
-        *((name, ctypes.c_int32) for name in ("a_major", "b_major", "c_major")),  # ord("k"), ord("m"), ord("n")
-        *((name, ctypes.c_int32) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")),
-        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes")),
-        *((name, ctypes.c_int32) for name in ("raster_group", "raster_along_n", "raster_order")),
-        *((name, ctypes.c_int32) for name in ("a_l2", "b_l2", "stream_tiles", "stream_clusters", "pdl")),
-        ("alpha", ctypes.c_float),
-        ("token", ctypes.c_uint64),  # the value of a raised flag in the workspace
-        ("box", ctypes.c_int32 * 3 * 3),  # of a, b, out (and residual); innermost first; zeros where no tensor map is
-        ("swizzle_bytes", ctypes.c_int32 * 3),
-        ("swizzle_atom_bytes", ctypes.c_int32 * 3),
-        ("param_bytes", ctypes.c_int32),
-        ("num_params", ctypes.c_int32),
-        ("params", Param * _MAX_PARAMS),
-        ("max_active_clusters", ctypes.c_int32),
-    ]
+    @classmethod
+    def of(cls, name: str, value: Attribute) -> _Attribute:
+        kind, held = "ifs"[[int, float, str].index(type(value))], value.encode() if isinstance(value, str) else value
+        return cls(name.encode(), ord(kind), _Value(**{kind: held}))
 
-    def __init__(self, **fields: Any) -> None:
-        absent = {name: Buffer.none() for name in ("bias", "residual", "workspace")}
-        super().__init__(**(absent | {"stream_clusters": 1} | fields))
+
+class Attributes(ctypes.Structure):
+    """What a custom call says by name."""
+
+    _fields_ = [("all", ctypes.POINTER(_Attribute)), ("count", ctypes.c_size_t)]
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Attribute]) -> Attributes:
+        every = [_Attribute.of(name, value) for name, value in attributes.items()]
+        return cls((_Attribute * len(every))(*every), len(every))
 
 
 class TensorMapSpec(ctypes.Structure):
@@ -101,7 +101,16 @@ class TensorMapSpec(ctypes.Structure):
         ("dims", ctypes.c_uint64 * 3),
         ("stride_bytes", ctypes.c_uint64 * 2),  # of dims[1] and dims[2]
         ("box", ctypes.c_uint32 * 3),
-        ("param_offset", ctypes.c_int32),  # -1: the kernel takes a pointer in its place
+    ]
+
+
+class BufferUse(ctypes.Structure):
+    """What a launch does with one buffer: `map_offset` and `pointer_offset` say where its descriptor and its address go
+    in the parameter block, -1: nowhere."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("align_bytes", "map_offset", "pointer_offset")),
+        ("map", TensorMapSpec),
     ]
 
 
@@ -112,17 +121,21 @@ class LaunchPlan(ctypes.Structure):
         *((name, ctypes.c_uint32 * 3) for name in ("grid", "block", "cluster")),
         ("smem_bytes", ctypes.c_uint32),
         ("num_cluster_tiles", ctypes.c_int64),
-        ("tensor_maps", TensorMapSpec * 4),  # of a, b, out, residual
-        ("c_offset", ctypes.c_int32),  # -1: a tensor map in its place
-        ("bias_offset", ctypes.c_int32),  # -1: no bias
-        ("workspace_offset", ctypes.c_int32),  # -1: none
-        ("out_align_bytes", ctypes.c_int32),
-        ("pdl", ctypes.c_int32),
-        ("num_params", ctypes.c_int32),
-        ("param_offsets", ctypes.c_int32 * _MAX_PARAMS),  # in the kernel's order
-        ("param_bytes", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("pdl", "num_buffers", "num_params", "param_bytes")),
+        ("all_buffers", BufferUse * _MAX_BUFFERS),
+        ("all_param_offsets", ctypes.c_int32 * _MAX_PARAMS),
         ("params", ctypes.c_ubyte * _MAX_PARAM_BYTES),
     ]
+
+    @property
+    def buffers(self) -> list[BufferUse]:
+        """In the order of the custom call."""
+        return list(self.all_buffers[: self.num_buffers])
+
+    @property
+    def param_offsets(self) -> list[int]:
+        """In the kernel's order."""
+        return list(self.all_param_offsets[: self.num_params])
 
     @property
     def param_block(self) -> bytes:
@@ -156,13 +169,34 @@ def register(artifact_dirs: Iterable[str | os.PathLike[str]]) -> None:
             _registered = True
 
 
-def launch_plan(request: LaunchRequest) -> LaunchPlan:
-    """The launch of `request`; raises ValueError with the sentence that says what it requires."""
+def launch_plan(
+    attributes: Mapping[str, Attribute],
+    operands: Sequence[Buffer],
+    results: Sequence[Buffer],
+    max_active_clusters: int,
+    token: int = 1,
+) -> LaunchPlan:
+    """The launch of a custom call on a device; raises ValueError with the sentence that says what it requires.
+
+    Args:
+      attributes: what the custom call says by name (`launch.request`).
+      operands, results: its buffers.
+      max_active_clusters: how many clusters the device holds at once.
+      token: the value of a raised flag in a workspace, not 0.
+    """
     plan = LaunchPlan()
     error = ctypes.create_string_buffer(_ERROR_BYTES)
-    if _load().jbw_launch_plan(ctypes.byref(request), ctypes.byref(plan), error, _ERROR_BYTES):
+    said, buffers = Attributes.of(attributes), Buffers.of(operands, results)
+    given = ctypes.byref(said), ctypes.byref(buffers), max_active_clusters, token
+    if _load().jbw_launch_plan(*given, ctypes.byref(plan), error, _ERROR_BYTES):
         raise ValueError(error.value.decode(errors="replace"))
     return plan
+
+
+def as_hlo(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    """`attributes` as `jax.ffi` takes them: int32, float32 and strings."""
+    types = {int: np.int32, float: np.float32, str: str}
+    return {name: types[type(value)](value) for name, value in attributes.items()}
 
 
 def version() -> str:
@@ -175,17 +209,18 @@ def api_minor() -> int:
     return int(_load().jbw_ffi_api_minor())
 
 
-def param_kinds() -> tuple[str, ...]:
-    """The parameter kinds that the library packs; a code is a position."""
-    names = map(_load().jbw_param_kind, itertools.count())
-    return tuple(name.decode() for name in itertools.takewhile(lambda name: name is not None, names))
-
-
 def sha256(data: bytes) -> str:
     """The library's own digest, by which it recognises a cubin."""
     digest = ctypes.create_string_buffer(65)
     _load().jbw_sha256(data, len(data), digest)
     return digest.value.decode()
+
+
+def tokens(first: int, count: int) -> list[int]:
+    """The first `count` values of raised flags in a process that starts at `first`."""
+    drawn = (ctypes.c_uint64 * count)()
+    _load().jbw_tokens(first, drawn, count)
+    return list(drawn)
 
 
 def execute_count() -> int:
@@ -240,11 +275,11 @@ def _declare(library: ctypes.CDLL) -> None:
     signatures: dict[str, tuple[type | None, list[type]]] = {
         "jbw_version": (string, []),
         "jbw_ffi_api_minor": (ctypes.c_int, []),
-        "jbw_struct_bytes": (None, [pointer, pointer]),
-        "jbw_param_kind": (string, [ctypes.c_int]),
+        "jbw_struct_bytes": (None, [pointer] * 3),
         "jbw_set_artifact_dirs": (None, [pointer, size]),
-        "jbw_launch_plan": (ctypes.c_int, [pointer, pointer, string, size]),
+        "jbw_launch_plan": (ctypes.c_int, [pointer, pointer, ctypes.c_int32, ctypes.c_uint64, pointer, string, size]),
         "jbw_sha256": (None, [string, size, pointer]),
+        "jbw_tokens": (None, [ctypes.c_uint64, pointer, size]),
         "jbw_execute_count": (ctypes.c_uint64, []),
         "jbw_timing_start": (None, [size]),
         "jbw_timing_read": (size, [pointer, pointer, size]),
@@ -259,9 +294,9 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _why_not_layout(library: ctypes.CDLL, path: pathlib.Path) -> str | None:
-    request, plan = ctypes.c_size_t(), ctypes.c_size_t()
-    library.jbw_struct_bytes(ctypes.byref(request), ctypes.byref(plan))
-    want, got = (ctypes.sizeof(LaunchRequest), ctypes.sizeof(LaunchPlan)), (request.value, plan.value)
+    sizes = (ctypes.c_size_t * 3)()
+    library.jbw_struct_bytes(*(ctypes.byref(sizes, i * ctypes.sizeof(ctypes.c_size_t)) for i in range(3)))
+    want, got = tuple(map(ctypes.sizeof, (_Attribute, Buffer, LaunchPlan))), tuple(sizes)
     if want == got:
         return None
     return f"{path} requires structs of {want} bytes, as this package has, got {got}: {_REMEDY}"
@@ -291,10 +326,11 @@ def _register_with_xla(library: ctypes.CDLL) -> None:
     """A state's type first: a target that uses an unknown type is refused."""
     capsule: Callable[[object], object] = jax.ffi.pycapsule
     for name, target in (("matmul", TARGET_NAME), ("repack", REPACK_NAME)):
+        type_name = target.replace(name, f"{name}_state")
         state = {part: capsule(getattr(library, f"jbw_{name}_{part}")()) for part in ("type_id", "type_info")}
         stages = {
             stage: capsule(getattr(library, f"jbw_{name}_{stage}"))
             for stage in ("instantiate", "initialize", "execute")
         }
-        jax.ffi.register_ffi_type(f"jax_bwgemm_{name}_state_v1", state, platform=PLATFORM)  # type: ignore[arg-type]
+        jax.ffi.register_ffi_type(type_name, state, platform=PLATFORM)  # type: ignore[arg-type]
         jax.ffi.register_ffi_target(target, stages, platform=PLATFORM)

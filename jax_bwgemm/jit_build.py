@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import importlib.util
 import json
@@ -40,7 +39,7 @@ def build(variant: Variant, builder: Builder | None = None) -> Entry | str:
     """
     with _lock:
         if variant not in _results:
-            directory = cache_dir()
+            directory = cache_dir(variant)
             _results[variant] = directory if isinstance(directory, str) else _build(variant, directory, builder)
         return _results[variant]
 
@@ -71,8 +70,7 @@ def _find(variant: Variant, directory: Path) -> Entry | str:
 
 def why_not_here() -> str | None:
     """None where there is a compiler."""
-    directory = cache_dir()
-    return directory if isinstance(directory, str) else None
+    return None if importlib.util.find_spec("cutlass") else f"compiling it requires CuTeDSL, got none; {REMEDY}"
 
 
 def remedy(variant: Variant) -> str:
@@ -83,15 +81,14 @@ def remedy(variant: Variant) -> str:
     return f"run `{COMMAND}`" if ships else f"it is none of those that `{COMMAND}` builds; {REMEDY}"
 
 
-@functools.cache
-def cache_dir() -> Path | str:
-    """Where kernels of these sources and this compiler are cached; a sentence where there is no compiler."""
-    if importlib.util.find_spec("cutlass") is None:
-        return f"compiling it requires CuTeDSL, got none; {REMEDY}"
-    from jax_bwgemm.kernels.build import source_sha256  # imports no compiler
+def cache_dir(variant: Variant) -> Path | str:
+    """Where kernels from the variant's sources and this compiler are cached; a sentence where there is no compiler."""
+    if reason := why_not_here():
+        return reason
+    from jax_bwgemm.kernels.sources import source_sha256  # imports no compiler
 
     try:
-        key = f"{__version__}-{source_sha256()[:16]}"
+        key = f"{__version__}-{source_sha256(variant)[:16]}"
     except ModuleNotFoundError as error:
         return str(error)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
+from jax_bwgemm.artifacts import Entry
 from jax_bwgemm.attempts import Asked, Attempt, choose
 from jax_bwgemm.config import report_fallback
-from jax_bwgemm.cost import concurrent_clusters
 from jax_bwgemm.decision import Decision, register
-from jax_bwgemm.ffi import L2_CODES, RASTER_CODES, TARGET_NAME
+from jax_bwgemm.ffi import TARGET_NAME, as_hlo
+from jax_bwgemm.launch import request
 from jax_bwgemm.origins import is_in_loop
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
@@ -26,10 +26,8 @@ from jax_bwgemm.reference import apply_epilogue, reference
 from jax_bwgemm.repacking import Repacker
 from jax_bwgemm.shape_rules import extras, problem_of
 from jax_bwgemm.taking import is_transpose, take
-from jax_bwgemm.tile import workspace_bytes
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
-_NO_TMA = TmaFacts((0, 0, 0), 0, 0)
 
 
 def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **params: Any) -> Any:
@@ -117,33 +115,26 @@ def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dic
 
 
 def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
-    """A workspace is a second result, which nobody reads."""
-    if size := workspace_of(decision):
-        ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((size,), np.dtype(np.uint8))])
-    results = jax.ffi.ffi_lowering(TARGET_NAME)(ctx, *operands, **attributes(decision))[:1]
-    return results if _may_lie_anywhere(decision) else _whole(ctx, results)
+    """What the kernel returns beyond the product's results, such as a workspace, nobody reads."""
+    assert decision.plan is not None and decision.entry is not None  # the caller has a kernel
+    made, asked = request(decision.plan, decision.entry), len(ctx.avals_out)
+    unread = [jax.core.ShapedArray(x.shape, jnp.dtype(x.dtype)) for x in made.results[asked:]]
+    own = ctx.replace(avals_out=[*ctx.avals_out, *unread])
+    results = jax.ffi.ffi_lowering(TARGET_NAME)(own, *operands, **as_hlo(made.attributes))[:asked]
+    return results if _may_lie_anywhere(decision.entry) else _whole(ctx, results)
 
 
-def _may_lie_anywhere(decision: Decision) -> bool:
+def _may_lie_anywhere(entry: Entry) -> bool:
     """Whether the kernel can store into the middle of a larger array, where XLA has it store a result that is written
     there by a dynamic_update_slice. Threads can anywhere; TMA wants 16 bytes, which rows that it can step over keep,
     as those have that a scan stacks. (A loop that flattens a result first is refused, with the remedy.)"""
-    return (decision.entry is not None and decision.entry.variant.store == "threads") or is_in_loop()
+    return entry.variant.store == "threads" or is_in_loop()
 
 
 def _whole(ctx: Any, results: Any) -> Any:
-    """A result that XLA allocates by itself."""
-    avals = ctx.avals_out[:1]
-    return mlir.lower_fun(lax.optimization_barrier, multiple_results=False)(
-        ctx.replace(avals_in=avals, avals_out=avals), *results
-    )
-
-
-def workspace_of(decision: Decision) -> int:
-    """Bytes; 0 if the kernel takes none."""
-    plan = decision.plan
-    assert plan is not None and plan.tile is not None  # the caller has a kernel
-    return workspace_bytes(plan.tile, concurrent_clusters(plan.tile, plan.arch))
+    """Results that XLA allocates by themselves."""
+    own = ctx.replace(avals_in=ctx.avals_out)
+    return mlir.lower_fun(lambda *values: lax.optimization_barrier(values), multiple_results=True)(own, *results)
 
 
 def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
@@ -163,48 +154,6 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
     results, _, _ = mlir.emit_python_callback(ctx, call, None, operands, ctx.avals_in, ctx.avals_out, **settings)
     return results
-
-
-def attributes(decision: Decision) -> dict[str, Any]:
-    """The custom call's attributes; docs/architecture.md, "The custom calls"."""
-    plan, entry = decision.plan, decision.entry
-    assert plan is not None and entry is not None  # the caller has a kernel
-    variant, tile = entry.variant, entry.variant.tile
-    tma = [entry.tma.get(x, _NO_TMA) for x in "abc"]
-    ints = {
-        "cta_m": tile.cta_m,
-        "mma_n": tile.mma_n,
-        "cluster_m": tile.cluster_m,
-        "cluster_n": tile.cluster_n,
-        "cluster_k": tile.cluster_k,
-        "num_threads": entry.num_threads,
-        "smem_bytes": entry.smem_bytes,
-        "raster_group": plan.raster_group,
-        "raster_along_n": plan.raster_along_n,
-        "raster_order": RASTER_CODES[plan.raster_order],
-        "a_l2": L2_CODES[plan.a_l2],
-        "b_l2": L2_CODES[plan.b_l2],
-        "stream_tiles": plan.stream.tiles,
-        "stream_clusters": plan.stream.clusters,
-        "pdl": int(plan.pdl),
-        "param_bytes": entry.param_bytes,
-    }
-    arrays: dict[str, tuple[int, ...]] = {f"{x}_box": facts.box for x, facts in zip("abc", tma, strict=True)}
-    arrays["swizzle_bytes"] = tuple(facts.swizzle_bytes for facts in tma)
-    arrays["swizzle_atom_bytes"] = tuple(facts.swizzle_atom_bytes for facts in tma)
-    arrays["params"] = tuple(x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size))
-    return {
-        "variant": entry.name,
-        "entry": entry.entry,
-        "target": variant.target,
-        "cubin_sha256": entry.cubin_sha256,
-        "a_major": variant.a_major,
-        "b_major": variant.b_major,
-        "c_major": variant.c_major,
-        "alpha": np.float32(plan.problem.epilogue.alpha),
-        **{name: np.int32(value) for name, value in ints.items()},
-        **{name: np.array(value, np.int32) for name, value in arrays.items()},
-    }
 
 
 def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:

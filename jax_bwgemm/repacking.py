@@ -11,7 +11,8 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.artifacts import RepackEntry
 from jax_bwgemm.decision import find_repack
-from jax_bwgemm.ffi import REPACK_NAME
+from jax_bwgemm.ffi import REPACK_NAME, as_hlo
+from jax_bwgemm.recipe import Attribute
 from jax_bwgemm.repack import Shape
 
 
@@ -31,11 +32,12 @@ class Repacker:
         own = ctx.replace(avals_in=[aval], avals_out=[out_aval])
         if self.is_emulated:
             return _emulation(own, value, entry)
-        (result,) = jax.ffi.ffi_lowering(REPACK_NAME)(own, value, **attributes(entry, out_aval.shape, self.pdl))
+        said = as_hlo(attributes(entry, out_aval.shape, self.pdl))
+        (result,) = jax.ffi.ffi_lowering(REPACK_NAME)(own, value, **said)
         return result
 
 
-def attributes(entry: RepackEntry, out_shape: Shape, pdl: bool) -> dict[str, Any]:
+def attributes(entry: RepackEntry, out_shape: Shape, pdl: bool) -> dict[str, Attribute]:
     """The custom call's attributes; docs/architecture.md, "The custom calls"."""
     repack = entry.repack
     return {
@@ -44,11 +46,11 @@ def attributes(entry: RepackEntry, out_shape: Shape, pdl: bool) -> dict[str, Any
         "target": repack.target,
         "cubin_sha256": entry.cubin_sha256,
         "kind": repack.kind,
-        "element_bytes": np.int32(repack.element_bytes),
-        "num_ctas": np.int32(repack.num_ctas(out_shape)),
-        "num_threads": np.int32(entry.num_threads),
-        "smem_bytes": np.int32(entry.smem_bytes),
-        "pdl": np.int32(pdl),
+        "element_bytes": repack.element_bytes,
+        "num_ctas": repack.num_ctas(out_shape),
+        "num_threads": entry.num_threads,
+        "smem_bytes": entry.smem_bytes,
+        "pdl": int(pdl),
     }
 
 

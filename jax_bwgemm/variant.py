@@ -7,8 +7,10 @@ import dataclasses
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.legality import why_not
 from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
+from jax_bwgemm.recipe import ALIGN_BYTES, Buffer, TensorMap
 from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
 
+_ELEMENTS = {dtype: "u8" if size == 1 else DTYPE_SHORT[dtype] for dtype, size in DTYPE_BYTES.items()}  # of tensor maps
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
 
 
@@ -59,20 +61,47 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
     )
 
 
-def tma_boxes(variant: Variant) -> dict[str, tuple[tuple[int, int, int], int, int]]:
-    """Per operand that TMA moves: the box of one instruction, innermost first, its swizzle span and what that moves as
-    a whole, both in bytes."""
-    tile = variant.tile
-    facts = {}
-    for operand, major, dtype in (("a", variant.a_major, variant.a_dtype), ("b", variant.b_major, variant.b_dtype)):
-        box = load_box(tile, operand, major, dtype)
-        facts[operand] = (*box, 1), box[0] * DTYPE_BYTES[dtype], swizzle_atom_bytes(dtype, major, variant.target)
-    if variant.store == "tma":
-        box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
-        facts["c"] = (*box, 1), box[0] * DTYPE_BYTES[variant.out_dtype], 16
+def buffers(variant: Variant) -> tuple[Buffer, ...]:
+    """What the variant's custom call takes and returns, in its order: THE list; whoever needs a buffer finds it here by
+    its role."""
+    out = ("l", "m", "n") if variant.c_major == "n" else ("l", "n", "m")
+    threads_store = variant.store == "threads"  # to any address that elements may have
+    found = [
+        Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+")),
+        Buffer("b", variant.b_dtype, ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")),
+    ]
+    if "bias" in variant.epilogue.split("_"):
+        found.append(Buffer("bias", variant.out_dtype, out[2:]))
     if variant.has_residual:
-        facts["r"] = facts["c"]
-    return facts
+        found.append(Buffer("residual", variant.out_dtype, out))
+    align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
+    found.append(Buffer("out", variant.out_dtype, out, align_bytes, is_result=True))
+    if variant.tile.stream_k:
+        found.append(Buffer("workspace", "uint8", ("bytes",), is_result=True))
+    return tuple(found)
+
+
+def places(variant: Variant) -> dict[str, int]:
+    """The index of each buffer by its role."""
+    return {buffer.role: i for i, buffer in enumerate(buffers(variant))}
+
+
+def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
+    """Of the buffers that TMA moves."""
+    tile, at = variant.tile, places(variant)
+    maps = []
+    for role, major, dtype in (("a", variant.a_major, variant.a_dtype), ("b", variant.b_major, variant.b_dtype)):
+        element = "tf32" if dtype == "float32" else _ELEMENTS[dtype]  # which TMA rounds on its way
+        atom_bytes = swizzle_atom_bytes(dtype, major, variant.target)
+        maps.append(_tensor_map(at[role], element, load_box(tile, role, major, dtype), dtype, atom_bytes))
+    box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
+    moved = ["residual"] * variant.has_residual + ["out"] * (variant.store == "tma")
+    element = _ELEMENTS[variant.out_dtype]
+    return *maps, *(_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved)
+
+
+def _tensor_map(buffer: int, element: str, box: tuple[int, int], dtype: str, atom_bytes: int) -> TensorMap:
+    return TensorMap(buffer, element, (*box, 1), box[0] * DTYPE_BYTES[dtype], atom_bytes)
 
 
 def why_not_variant(variant: Variant) -> str | None:

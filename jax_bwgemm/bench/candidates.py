@@ -31,7 +31,7 @@ from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, target_arch
-from jax_bwgemm.lowering import attributes, workspace_of
+from jax_bwgemm.launch import request
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
 from jax_bwgemm.padding import padded_shape
 from jax_bwgemm.plan import Plan
@@ -182,10 +182,11 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
     result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
 
     def launch(decision: Decision, *values: jax.Array) -> None:
-        size = workspace_of(decision)
-        results = [result, jax.ShapeDtypeStruct((size,), jnp.uint8)] if size else [result]
+        assert decision.plan is not None and decision.entry is not None  # a kernel at hand was planned
+        made = request(decision.plan, decision.entry)
+        results = [result, *(jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in made.results[1:])]
         call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else, of no use, it would not be made
-        call(*values, **attributes(decision))
+        call(*values, **ffi.as_hlo(made.attributes))
 
     def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):

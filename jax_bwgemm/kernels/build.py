@@ -9,20 +9,16 @@ import concurrent.futures
 import dataclasses
 import fnmatch
 import hashlib
-import importlib.metadata
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, RepackEntry, write_manifest
-from jax_bwgemm.kernels import worker
+from jax_bwgemm.kernels import sources, worker
 from jax_bwgemm.kernels.worker import Failure, Kernel, Result
 
-DSL = "nvidia-cutlass-dsl"
 BATCH = 16  # kernels that one start of the disassembler serves; more would make the progress bar jump
-_PACKAGE = Path(__file__).parent.parent
-_NOT_SOURCES = ("catalog.py",)  # which variants ship changes no kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,31 +47,31 @@ def build(
 ) -> Report:
     """Brings `out` up to date for `variants`. The manifest lists current kernels only, also after an interrupt."""
     out.mkdir(parents=True, exist_ok=True)
-    dsl, source = dsl_version(), source_sha256()
-    current = up_to_date(out, source)
+    digests = {variant.name: sources.source_sha256(variant) for variant in variants}
+    current = up_to_date(out)
     stale = [variant for variant in variants if variant.name not in current]
     built: dict[str, Entry | RepackEntry] = {}
     failures: list[Failure] = []
     try:
-        for results in _run(_batches(stale, jobs or _num_cpus()), out, source, jobs or _num_cpus()):
+        for results in _run(_batches(stale, jobs or _num_cpus()), out, digests, jobs or _num_cpus()):
             built |= {result.name: result for result in results if not isinstance(result, Failure)}
             failures += [result for result in results if isinstance(result, Failure)]
             progress(len(built) + len(failures), len(stale))
     finally:
         entries = tuple((current | built).values())
         if stale or not current:
-            write_manifest(out, entries, dsl)
+            write_manifest(out, entries, sources.dsl_version())
             remove_strangers(out, {entry.name for entry in entries})
     return Report(entries, tuple(failures), len(built), len(variants) - len(stale))
 
 
-def up_to_date(out: Path, source: str) -> dict[str, Entry | RepackEntry]:
+def up_to_date(out: Path) -> dict[str, Entry | RepackEntry]:
     """The entries of `out` that were built from these sources and whose files are whole."""
     try:
         entries = Manifest.load(out).kernels
     except ManifestError:
         return {}
-    return {name: entry for name, entry in entries.items() if entry.source_sha256 == source and _is_whole(out, entry)}
+    return {name: entry for name, entry in entries.items() if _is_current(entry) and _is_whole(out, entry)}
 
 
 def remove_strangers(out: Path, names: set[str]) -> None:
@@ -86,23 +82,8 @@ def remove_strangers(out: Path, names: set[str]) -> None:
             path.unlink()
 
 
-def source_sha256() -> str:
-    """Of everything that a kernel's bytes follow from: our sources that the compiler runs, and the compiler."""
-    digest = hashlib.sha256(dsl_version().encode())
-    rooms = [_PACKAGE / f"{room}.py" for room in ("arch", "problem", "repack", "tile", "variant")]
-    for path in sorted((_PACKAGE / "kernels").glob("*.py")) + rooms:
-        if path.name not in _NOT_SOURCES:
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def dsl_version() -> str:
-    try:
-        return importlib.metadata.version(DSL)
-    except importlib.metadata.PackageNotFoundError:
-        raise ModuleNotFoundError(
-            f"the build requires {DSL}, got none; `pip install 'jax_bwgemm[build]'`", name=DSL
-        ) from None
+def _is_current(entry: Entry | RepackEntry) -> bool:
+    return entry.source_sha256 == sources.source_sha256(entry.variant if isinstance(entry, Entry) else entry.repack)
 
 
 def _is_whole(out: Path, entry: Entry | RepackEntry) -> bool:
@@ -125,12 +106,15 @@ def _batches(variants: Sequence[Kernel], jobs: int) -> list[list[Kernel]]:
     return [own[i : i + size] for own in by_target.values() for i in range(0, len(own), size)]
 
 
-def _run(batches: list[list[Kernel]], out: Path, source: str, jobs: int) -> Iterable[list[Result]]:
+def _run(batches: list[list[Kernel]], out: Path, digests: dict[str, str], jobs: int) -> Iterable[list[Result]]:
     if not batches:
         return
     spawn = multiprocessing.get_context("spawn")  # never threads: the compiler's context belongs to a thread
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(batches)), mp_context=spawn) as pool:
-        futures = {pool.submit(worker.build_batch, batch, out, source): batch for batch in batches}
+        futures = {
+            pool.submit(worker.build_batch, batch, out, {v.name: digests[v.name] for v in batch}): batch
+            for batch in batches
+        }
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield _results(future, futures[future])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,18 @@ import cutlass
 from cutlass import cute
 
 from jax_bwgemm.arch import ARCHS, family
+from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.kernels.gemm import Hints, Sizes
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
+from jax_bwgemm.recipe import TensorMap, leaf_bytes
 from jax_bwgemm.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
-from jax_bwgemm.variant import Variant, tma_boxes
+from jax_bwgemm.variant import Variant, buffers, places, tensor_maps
 
-PARAM_BYTES = {"tma_a": 128, "tma_b": 128, "tma_c": 128, "tma_r": 128, "c": 8, "alpha": 4, "bias": 8}
-STREAM_PARAMS = {"stream_tiles": 4, "stream_clusters": 4, "workspace": 8, "token": 8}
-PARAM_BYTES |= STREAM_PARAMS
-PARAM_BYTES |= dict.fromkeys(Sizes._fields, 4) | dict.fromkeys(Hints._fields, 8)
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A compiled kernel and what its launcher must know."""
-
-    cubin: bytes
-    ptx: str
-    entry: str
-    params: tuple[tuple[str, int], ...]
-    num_threads: int
-    smem_bytes: int
-    num_stages: int
-    tmem_cols: int
-    tma: dict[str, tuple[tuple[int, int, int], int, int]]
+STREAM_PARAMS = ("stream_tiles", "stream_clusters", "workspace", "token")
+RANGES = {"raster_group": "[1..]", "raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers
+ROLES = {"a": "a", "b": "b", "c": "out", "r": "residual"}  # of the operands as the kernels call them
 
 
 def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
@@ -48,12 +33,13 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
         cubin=artifacts.CUBIN,
         ptx=artifacts.PTX,
         entry=next(iter(compiled.kernel_info)),
-        params=tuple((name, PARAM_BYTES[name]) for name in _params(variant, gemm)),
+        params=tuple((source, leaf_bytes(source)) for source in _sources(variant, gemm)),
         num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
         smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=gemm.stages,
         tmem_cols=tmem_cols(variant.tile) if family(variant.target) == "blackwell" else 0,
-        tma=_checked_boxes(variant, gemm.tma_boxes),
+        buffers=buffers(variant),
+        tensor_maps=_checked_maps(variant, gemm.tma_boxes),
     )
 
 
@@ -75,20 +61,40 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)
 
 
-def _params(variant: Variant, gemm: Any) -> tuple[str, ...]:
-    out = "tma_c" if variant.store == "tma" else "c"
-    residual = ("tma_r",) if variant.has_residual else ()
+def _sources(variant: Variant, gemm: Any) -> tuple[str, ...]:
+    """Of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
+    at = places(variant)
+    out = f"tma:{at['out']}" if variant.store == "tma" else f"ptr:{at['out']}"
+    residual = [f"tma:{at['residual']}"] if variant.has_residual else []
     stream = STREAM_PARAMS if variant.tile.stream_k else ()
-    return "tma_a", "tma_b", out, *residual, *Sizes._fields, *Hints._fields, *stream, *gemm.epilogue.params
+    named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
+    epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
+    return f"tma:{at['a']}", f"tma:{at['b']}", out, *residual, *named, *epilogue
 
 
-def _checked_boxes(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def _source(name: str, at: dict[str, int]) -> str:
+    """Of a parameter by its name in the kernel: a size, what concerns a buffer, or else an integer of the launch."""
+    if name in ("m", "n", "k", "batch"):
+        return f"size:{name}"
+    if name == "token":
+        return name
+    if name in at:
+        return f"ptr:{at[name]}"
+    if name.endswith("_batch_step"):
+        return f"step:{at[name.removesuffix('_batch_step')]}"
+    if name.endswith("_policy"):
+        return f"l2:{name.removesuffix('_policy')}_l2"
+    return f"int:{name}{RANGES.get(name, '')}"
+
+
+def _checked_maps(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> tuple[TensorMap, ...]:
     """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
-    facts = tma_boxes(variant)
-    if facts.keys() != dsl_boxes.keys():
-        raise RuntimeError(f"TMA requires boxes of {', '.join(facts)}, got {', '.join(dsl_boxes)} from CuTeDSL")
-    for operand, ((inner, outer, _), _, _) in facts.items():
-        ours = (inner, outer * (sharing_ctas(variant.tile, operand) if operand in "ab" else 1), 1)
-        if dsl_boxes[operand] != ours:
-            raise RuntimeError(f"the TMA box of {operand} requires {ours}, got {dsl_boxes[operand]} from CuTeDSL")
-    return facts
+    at, maps = places(variant), tensor_maps(variant)
+    ours = {facts.buffer: facts.box for facts in maps}
+    for operand in "ab":
+        inner, outer, batch = ours[at[operand]]
+        ours[at[operand]] = (inner, outer * sharing_ctas(variant.tile, operand), batch)
+    theirs = {at[ROLES[operand]]: box for operand, box in dsl_boxes.items()}
+    if ours != theirs:
+        raise RuntimeError(f"TMA requires boxes {ours} by buffer, got {theirs} from CuTeDSL")
+    return maps

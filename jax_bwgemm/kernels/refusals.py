@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import sass
+from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.kernels.cubin import Facts
+from jax_bwgemm.recipe import Leaf
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.variant import Variant, why_not_variant
 
-if TYPE_CHECKING:
-    from jax_bwgemm.kernels.compile import Compiled
-
 _MAX_ALIGN_BYTES = 64  # of a CUtensorMap; every smaller leaf is aligned to its own size
-
-
-class Leaf(NamedTuple):
-    """One leaf of a parameter block; `offset` and `size` in bytes."""
-
-    kind: str
-    offset: int
-    size: int
 
 
 def why_refused(variant: Variant | Repack, compiled: Compiled, facts: Facts, counts: dict[str, int]) -> str | None:
@@ -35,11 +24,11 @@ def why_refused(variant: Variant | Repack, compiled: Compiled, facts: Facts, cou
 
 
 def lay_out(leaves: tuple[tuple[str, int], ...]) -> tuple[Leaf, ...]:
-    """(kind, size) in kernel order -> where each leaf lies in the block that the launcher packs: natural alignment."""
+    """(source, size) in kernel order -> where each leaf lies in the launcher's block: natural alignment."""
     params, end = [], 0
-    for kind, size in leaves:
+    for source, size in leaves:
         offset = end + -end % min(size, _MAX_ALIGN_BYTES)
-        params.append(Leaf(kind, offset, size))
+        params.append(Leaf(source, offset, size))
         end = offset + size
     return tuple(params)
 
@@ -66,7 +55,7 @@ def _why_not_params(compiled: Compiled, facts: Facts) -> str | None:
     declared = [(param.offset, param.size) for param in lay_out(compiled.params)]
     if len(found) != len(declared):
         return f"the parameter block requires {len(declared)} leaves, got {len(found)} in the cubin"
-    for (kind, _), ours, theirs in zip(compiled.params, declared, found, strict=True):
+    for (source, _), ours, theirs in zip(compiled.params, declared, found, strict=True):
         if ours != theirs:
-            return f"parameter `{kind}` requires (offset, size) {ours}, got {theirs} in the cubin"
+            return f"parameter `{source}` requires (offset, size) {ours}, got {theirs} in the cubin"
     return None

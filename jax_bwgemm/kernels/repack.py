@@ -26,7 +26,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, cute
 
-from jax_bwgemm.kernels.compile import Compiled
+from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.repack import (
     CHUNK_BYTES,
     NUM_THREADS,
@@ -275,7 +275,4 @@ def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
         params=PARAMS,
         num_threads=NUM_THREADS,
         smem_bytes=repack.smem_bytes,
-        num_stages=0,
-        tmem_cols=0,
-        tma={},
     )

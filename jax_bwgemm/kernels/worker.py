@@ -11,18 +11,17 @@ import gzip
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jax_bwgemm.artifacts import Entry, Param, RepackEntry, TmaFacts
+from jax_bwgemm.artifacts import Entry, RepackEntry
 from jax_bwgemm.kernels import refusals, sass
+from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
+from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.variant import Variant, why_not_variant
-
-if TYPE_CHECKING:
-    from jax_bwgemm.kernels.compile import Compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +36,8 @@ Kernel = Variant | Repack
 Result = Entry | RepackEntry | Failure
 
 
-def build_batch(variants: Sequence[Kernel], out: Path, source_sha256: str) -> list[Result]:
-    """Compiles, checks and writes `variants`, all of one target; one result each."""
+def build_batch(variants: Sequence[Kernel], out: Path, digests: Mapping[str, str]) -> list[Result]:
+    """Compiles, checks and writes `variants`, all of one target; one result each. `digests` of their sources, by name."""
     gc.disable()  # the DSL makes millions of short-lived objects: 0.61 s a kernel instead of 0.66, one core
     results: list[Result] = []
     good: list[tuple[Kernel, Compiled, Facts]] = []
@@ -51,7 +50,9 @@ def build_batch(variants: Sequence[Kernel], out: Path, source_sha256: str) -> li
     codes = [facts.text for _, _, facts in good]
     opcodes = sass.disassemble(codes, variants[0].target) if good else []
     for (variant, compiled, facts), own in zip(good, opcodes, strict=True):
-        results.append(_finish(variant, compiled, facts, sass.count(own, sass.kind_of(variant)), out, source_sha256))
+        results.append(
+            _finish(variant, compiled, facts, sass.count(own, sass.kind_of(variant)), out, digests[variant.name])
+        )
     gc.collect()
     return results
 
@@ -96,14 +97,11 @@ def _entry(
     }
     if isinstance(variant, Repack):
         return RepackEntry(repack=variant, **common)
-    params = [Param(*leaf) for leaf in refusals.lay_out(compiled.params)]
     return Entry(
         variant=variant,
         num_stages=compiled.num_stages,
         tmem_cols=compiled.tmem_cols,
-        params=tuple(params),
-        param_bytes=params[-1].offset + params[-1].size,
-        tma={operand: TmaFacts(*facts) for operand, facts in compiled.tma.items()},
+        recipe=Recipe(compiled.buffers, compiled.tensor_maps, refusals.lay_out(compiled.params)),
         **common,
     )
 

@@ -9,10 +9,12 @@ import pathlib
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, family
-from jax_bwgemm.artifacts import PARAM_KINDS, Entry, Param, RepackEntry, TmaFacts, write_manifest
+from jax_bwgemm.artifacts import Entry, RepackEntry, write_manifest
+from jax_bwgemm.kernels.refusals import lay_out
+from jax_bwgemm.recipe import Recipe, leaf_bytes
 from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.tile import SHIPPED_TILES, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
-from jax_bwgemm.variant import STORES, Variant, tma_boxes, why_not_variant
+from jax_bwgemm.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
 EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu", "residual", "scale_bias_relu_residual")
@@ -32,7 +34,6 @@ OTHER_DTYPES = (
 
 def fake_entry(variant: Variant) -> Entry:
     tile, arch = variant.tile, ARCH_OF[variant.target]
-    params = _params(variant)
     return Entry(
         variant=variant,
         entry="kernel_symbol",
@@ -40,9 +41,7 @@ def fake_entry(variant: Variant) -> Entry:
         smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         tmem_cols=tmem_cols(tile) if family(variant.target) == "blackwell" else 0,
-        params=params,
-        param_bytes=params[-1].offset + params[-1].size,
-        tma={operand: TmaFacts(*facts) for operand, facts in tma_boxes(variant).items()},
+        recipe=_recipe(variant),
         registers=168,
         spill_bytes=0,
         sass={"HGMMA": 8},
@@ -67,21 +66,13 @@ def fake_repack(repack: Repack) -> RepackEntry:
     )
 
 
-def _params(variant: Variant) -> tuple[Param, ...]:
-    """Each leaf on its own alignment, in the order of `PARAM_KINDS`."""
-    absent = {"c" if variant.store == "tma" else "tma_c"}
-    steps = {"alpha": "scale", "bias": "bias", "tma_r": "residual"}
-    absent |= {kind for kind, step in steps.items() if step not in variant.epilogue}
-    absent |= set() if variant.tile.stream_k else {"stream_tiles", "stream_clusters", "workspace", "token"}
-    sizes = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
-    sizes |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)
-    params, end = [], 0
-    for kind in PARAM_KINDS:
-        if kind not in absent:
-            size = sizes.get(kind, 4)
-            params.append(Param(kind, -(-end // min(size, 64)) * min(size, 64), size))
-            end = params[-1].offset + size
-    return tuple(params)
+def _recipe(variant: Variant) -> Recipe:
+    """Every buffer, by its tensor map if it has one, and the sizes: the least that a kernel takes."""
+    mapped = {facts.buffer for facts in tensor_maps(variant)}
+    sources = [f"{'tma' if i in mapped else 'ptr'}:{i}" for i in range(len(buffers(variant)))]
+    sources += ["size:m", "size:n", "size:k", "size:batch"]
+    params = lay_out(tuple((source, leaf_bytes(source)) for source in sources))
+    return Recipe(buffers(variant), tensor_maps(variant), params)
 
 
 def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry | RepackEntry]) -> None:

@@ -7,8 +7,10 @@ import pathlib
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import ffi_cases
 import pytest
 
 from jax_bwgemm import ffi
@@ -25,10 +27,6 @@ CUBIN = b"\x7fELF" + bytes(range(256)) * 4
 A, B, OUT, BIAS, STREAM = 0x7F0000000000, 0x7F0000100000, 0x7F0000200010, 0x7F0000300020, 0x5000
 RESIDUAL, WORKSPACE = 0x7F0000400030, 0x7F0000500040
 POINTERS = {"a": A, "b": B, "out": OUT, "bias": BIAS, "residual": RESIDUAL, "workspace": WORKSPACE}
-
-
-class KernelNames(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_char_p) for name in ("variant", "entry", "target", "cubin_sha256")]
 
 
 class Launch(ctypes.Structure):
@@ -58,6 +56,7 @@ class Machine:
         self.library = ctypes.CDLL(shutil.copy(ffi._load()._name, directory / "library.so"))
         self.library.jbw_execute_count.restype = ctypes.c_uint64
         self.set_directories(self.artifacts)
+        self._roles: dict[int | None, tuple[str, ...]] = {}  # of each created call's buffers
 
     def set_directories(self, *directories: pathlib.Path) -> None:
         names = [os.fsencode(directory) for directory in directories]
@@ -68,28 +67,37 @@ class Machine:
         code = function(*arguments, error, ctypes.c_size_t(len(error)))
         return code, error.value.decode()
 
-    def create(self, request: ffi.LaunchRequest, **names: str) -> tuple[int, str, ctypes.c_void_p]:
-        defaults = dict(variant=VARIANT, entry="kernel_entry", target="sm_90a")
-        defaults["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
-        packed = KernelNames(**{name: value.encode() for name, value in (defaults | names).items()})
-        call = ctypes.c_void_p()
-        create = self.library.jbw_call_create
-        return *self._status(create, ctypes.byref(packed), ctypes.byref(request), ctypes.byref(call)), call
+    def create(self, call: ffi_cases.Call, shows: bool = True, **names: str) -> tuple[int, str, ctypes.c_void_p]:
+        """`shows`: the buffers, as some versions of XLA do not."""
+        buffers = ffi.Buffers.of(*call.given) if shows else ffi.Buffers()
+        made = self.create_from(self.library.jbw_call_create, call.said, buffers, **names)
+        self._roles[made[2].value] = tuple(call.rules)
+        return made
 
-    def initialize(self, call: ctypes.c_void_p, request: ffi.LaunchRequest, device: int = 0) -> tuple[int, str]:
-        return self._status(self.library.jbw_call_initialize, call, device, ctypes.byref(request))
+    def create_from(
+        self, create: Any, attributes: Mapping[str, Any], buffers: ffi.Buffers, **names: str
+    ) -> tuple[int, str, ctypes.c_void_p]:
+        known = dict(variant=VARIANT, entry="kernel_entry", target="sm_90a")
+        known["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
+        said, created = ffi.Attributes.of(known | attributes | names), ctypes.c_void_p()
+        return *self._status(create, ctypes.byref(said), ctypes.byref(buffers), ctypes.byref(created)), created
 
-    def execute(self, call: ctypes.c_void_p, device: int = 0, **pointers_: int) -> tuple[int, str]:
-        pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, *(POINTERS | pointers_).values())]
-        return self._status(self.library.jbw_call_execute, call, device, *pointers)
+    def initialize(self, created: ctypes.c_void_p, call: ffi_cases.Call, device: int = 0) -> tuple[int, str]:
+        buffers = ffi.Buffers.of(*call.given)
+        return self._status(self.library.jbw_call_initialize, created, device, ctypes.byref(buffers))
 
-    def ready(self, request: ffi.LaunchRequest) -> ctypes.c_void_p:
-        code, sentence, call = self.create(request)
+    def execute(self, created: ctypes.c_void_p, device: int = 0, **pointers: int) -> tuple[int, str]:
+        roles = self._roles[created.value]
+        every = (ctypes.c_void_p * len(roles))(*((POINTERS | pointers)[role] for role in roles))
+        return self._status(self.library.jbw_call_execute, created, device, ctypes.c_void_p(STREAM), every)
+
+    def ready(self, call: ffi_cases.Call) -> ctypes.c_void_p:
+        code, sentence, created = self.create(call)
         assert (code, sentence) == (OK, "")
-        sizes = [param.size for param in request.params[: request.num_params]]
+        sizes = [size for _, _, size in call.leaves]
         self.driver.fake_params((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
-        assert self.initialize(call, request) == (OK, "")
-        return call
+        assert self.initialize(created, call) == (OK, "")
+        return created
 
     def calls(self, function: str) -> int:
         return int(self.driver.fake_calls(function.encode()))

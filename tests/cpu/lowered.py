@@ -26,7 +26,7 @@ def calls(text: str) -> list[dict[str, str]]:
     """The attributes of our custom calls, as text, with the operand and result types under "types"."""
     found = []
     for line in text.splitlines():
-        if "@jax_bwgemm_matmul_v1" in line:
+        if "@jax_bwgemm_matmul_v2" in line:
             fields = dict(re.findall(r'(\w+) = (dense<[^>]*>|"[^"]*"|[^,{}]+)', line))
             fields["types"] = line.rsplit(" : ", 1)[1]
             found.append({name: value.strip('"') for name, value in fields.items()})
@@ -39,7 +39,7 @@ def majors(text: str) -> list[str]:
 
 def operand_barriers(text: str) -> int:
     """Those that are not behind one of our custom calls, for its result."""
-    results = [line.split(" = ")[0].strip() for line in text.splitlines() if "@jax_bwgemm_matmul_v1" in line]
+    results = [line.split(" = ")[0].strip() for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]
     barriers = [line.split("optimization_barrier")[1] for line in text.splitlines() if "optimization_barrier" in line]
     return sum(barrier.split(" : ")[0].strip() not in results for barrier in barriers)
 

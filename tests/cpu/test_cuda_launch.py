@@ -24,11 +24,15 @@ from fake_machine import (
     read_map,
 )
 
+from jax_bwgemm import ffi
+
 pytestmark = fake_machine.needs
 
 
 def test_a_launch(machine: Machine) -> None:
-    request = ffi_cases.request(dtypes=("float16", "float16", "float32"), has_bias=True, a_l2=2, b_l2=1)
+    request = ffi_cases.request(
+        dtypes=("float16", "float16", "float32"), has_bias=True, a_l2="evict_last", b_l2="evict_first"
+    )
     call = machine.ready(request)
     assert machine.execute(call) == (OK, "")
     launch = machine.launch()
@@ -84,6 +88,14 @@ def test_a_stream_k(machine: Machine) -> None:
     assert machine.execute(machine.ready(ffi_cases.request()), workspace=1) == (OK, "")  # nobody takes it
 
 
+@pytest.mark.parametrize("first", [0, 1, 2**63, 0x9E3779B97F4A7C15, 2**64 - 0x9E3779B97F4A7C15])
+def test_tokens_are_no_lowered_flag_and_all_distinct(first: int) -> None:
+    """The first value or the second one would be 0 where the source starts at 0 or a step before it."""
+    drawn = ffi.tokens(first, 10_000)
+    assert 0 not in drawn and len(set(drawn)) == 10_000
+    assert first in (0, drawn[0])
+
+
 @pytest.mark.parametrize(("cluster_m", "cluster"), [(1, [0, 0, 0]), (2, [2, 1, 1])])
 def test_a_kernel_may_start_before_the_one_before_it_ends(machine: Machine, cluster_m: int, cluster: list[int]) -> None:
     call = machine.ready(ffi_cases.request(cluster_m=cluster_m, pdl=1))
@@ -130,7 +142,7 @@ def test_threads_store_to_a_pointer(machine: Machine, dtype: str, bytes_: int) -
 
 def test_tf32_operands_and_their_swizzle(machine: Machine) -> None:
     request = ffi_cases.request(majors="mn", dtypes=("float32", "float32", "float32"))
-    request.swizzle_atom_bytes[0] = request.swizzle_atom_bytes[1] = 32
+    request.maps["a"].swizzle_atom_bytes = request.maps["b"].swizzle_atom_bytes = 32
     assert machine.execute(machine.ready(request)) == (OK, "")
     maps = [read_map(bytes(machine.launch().params), at) for at in (0, 128, 256)]
     # TFLOAT32, 128B_ATOM_32B for what is loaded; FLOAT32, 128B for what is stored

@@ -10,20 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_bwgemm import ffi
+from jax_bwgemm.plan import L2_HINTS
 from jax_bwgemm.problem import DTYPE_BYTES
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 
 
-def _leaf(plan: ffi.LaunchPlan, request: ffi.LaunchRequest, kind: str) -> bytes:
-    code = ffi_cases.KINDS.index(kind)
-    param = next(param for param in request.params[: request.num_params] if param.kind == code)
-    return plan.param_block[param.offset : param.offset + param.size]
-
-
 def test_grid_is_the_cluster_by_the_clusters_that_fit() -> None:
     # 1000 rows in cluster tiles of 2 * 128 make 4, 520 columns in tiles of 256 make 3; with a batch of 2, 24 tiles.
-    plan = ffi.launch_plan(ffi_cases.request())
+    plan = ffi_cases.request().plan()
     assert plan.num_cluster_tiles == 24
     assert list(plan.grid) == [2, 1, 24]
     assert list(plan.cluster) == [2, 1, 1]
@@ -31,37 +26,40 @@ def test_grid_is_the_cluster_by_the_clusters_that_fit() -> None:
     assert plan.smem_bytes == 232448
     request = ffi_cases.request()
     request.max_active_clusters = 10
-    assert list(ffi.launch_plan(request).grid) == [2, 1, 10]
+    assert list(request.plan().grid) == [2, 1, 10]
 
 
 def test_a_cluster_that_divides_k_spans_z() -> None:
     # 24 cluster tiles as above, each by a cluster of 2x1x4 CTAs; the device holds 5 of them.
-    plan = ffi.launch_plan(ffi_cases.request(cluster_k=4))
+    plan = ffi_cases.request(cluster_k=4).plan()
     assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([2, 1, 96], [2, 1, 4], 24)
     request = ffi_cases.request(cluster_k=4)
     request.max_active_clusters = 5
-    assert list(ffi.launch_plan(request).grid) == [2, 1, 20]
+    assert list(request.plan().grid) == [2, 1, 20]
 
 
 def test_persistent_grid_stays_below_the_limit_of_z() -> None:
     request = ffi_cases.request(m=2**24, n=2048, k=64, batch=1)  # 65536 x 8 tiles
     request.max_active_clusters = 10**6
-    assert list(ffi.launch_plan(request).grid) == [2, 1, 65535]
-    request.cluster_k = 4
-    assert list(ffi.launch_plan(request).grid) == [2, 1, 65532]
+    assert list(request.plan().grid) == [2, 1, 65535]
+    request.attributes["cluster_k"] = 4
+    assert list(request.plan().grid) == [2, 1, 65532]
 
 
 def test_tensor_maps_name_the_contiguous_dimension_first() -> None:
-    plan = ffi.launch_plan(ffi_cases.request(dtypes=("bfloat16", "bfloat16", "float32"), b_batch=1))
-    a, b, out, residual = plan.tensor_maps
-    assert residual.param_offset == -1
+    uses = ffi_cases.request(dtypes=("bfloat16", "bfloat16", "float32"), b_batch=1).plan().buffers
+    a, b, out = (use.map for use in uses)
     assert (list(a.dims), list(a.stride_bytes), list(a.box)) == ([4096, 1000, 2], [8192, 8192000], [64, 128, 1])
     assert (list(b.dims), list(b.stride_bytes), list(b.box)) == ([520, 4096, 1], [1040, 4259840], [64, 128, 1])
     assert (list(out.dims), list(out.stride_bytes), list(out.box)) == ([520, 1000, 2], [2080, 2080000], [32, 64, 1])
     assert [spec.swizzle_bytes for spec in (a, b, out)] == [128, 128, 128]
     assert [spec.swizzle_atom_bytes for spec in (a, b, out)] == [16, 16, 16]
     assert [spec.data_type for spec in (a, b, out)] == [9, 9, 7]
-    assert [spec.param_offset for spec in (a, b, out)] == [0, 128, 256]
+    assert [(use.map_offset, use.pointer_offset, use.align_bytes) for use in uses] == [
+        (0, -1, 16),
+        (128, -1, 16),
+        (256, -1, 16),
+    ]
 
 
 @pytest.mark.parametrize("c_major", "nm")
@@ -69,10 +67,12 @@ def test_tensor_maps_name_the_contiguous_dimension_first() -> None:
 def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> None:
     dtypes = ("float32", "float32", out_dtype)
     request = ffi_cases.request(1008, 528, majors="kk", dtypes=dtypes, c_major=c_major, has_residual=True)
-    request.swizzle_bytes[2], request.box[2][0] = 64, 64 // DTYPE_BYTES[out_dtype]
-    plan = ffi.launch_plan(request)
-    out, residual = plan.tensor_maps[2:]
-    assert (out.param_offset, residual.param_offset, plan.param_offsets[4]) == (256, 384, 512)
+    for role in ("out", "residual"):
+        request.maps[role].swizzle_bytes, request.maps[role].box[0] = 64, 64 // DTYPE_BYTES[out_dtype]
+    plan = request.plan()
+    uses = [request.use(plan, role) for role in ("out", "residual")]
+    assert ([use.map_offset for use in uses], plan.param_offsets[4]) == ([256, 384], 512)
+    out, residual = (use.map for use in uses)
     for field in ("data_type", "swizzle_bytes", "swizzle_atom_bytes"):
         assert getattr(out, field) == getattr(residual, field)
     for field in ("dims", "stride_bytes", "box"):
@@ -84,9 +84,9 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
 
 def test_the_longest_list_of_parameters_fits() -> None:
     request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
-    plan = ffi.launch_plan(request)
-    assert (plan.num_params, plan.param_bytes, plan.bias_offset) == (21, 608, 600)
-    assert _leaf(plan, request, "alpha") == struct.pack("<f", 0.5)
+    plan = request.plan()
+    assert (plan.num_params, plan.param_bytes, request.use(plan, "bias").pointer_offset) == (21, 608, 600)
+    assert request.leaf(plan, "alpha") == struct.pack("<f", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_the_longest_list_of_parameters_fits() -> None:
     ],
 )
 def test_tensor_map_types(dtypes: tuple[str, str, str], data_types: list[int]) -> None:
-    maps = ffi.launch_plan(ffi_cases.request(n=528, dtypes=dtypes)).tensor_maps[:3]
+    maps = [use.map for use in ffi_cases.request(n=528, dtypes=dtypes).plan().buffers]
     assert [spec.data_type for spec in maps] == data_types  # CUtensorMapDataType
     assert [spec.box[0] * DTYPE_BYTES[x] for spec, x in zip(maps, dtypes, strict=True)] == [128] * 3
 
 
 def test_a_tf32_operand_whose_rows_are_contiguous_swizzles_32_bytes() -> None:
     request = ffi_cases.request(majors="mn", dtypes=("float32", "float32", "float32"))
-    request.swizzle_atom_bytes[0] = request.swizzle_atom_bytes[1] = 32
-    assert [spec.swizzle_atom_bytes for spec in ffi.launch_plan(request).tensor_maps[:3]] == [32, 32, 16]
+    request.maps["a"].swizzle_atom_bytes = request.maps["b"].swizzle_atom_bytes = 32
+    assert [use.map.swizzle_atom_bytes for use in request.plan().buffers] == [32, 32, 16]
 
 
 def test_an_m_major_result_is_the_same_problem() -> None:
     request = ffi_cases.request(n=521, majors="kk", c_major="m")
-    plan = ffi.launch_plan(request)
-    out = plan.tensor_maps[2]
+    plan = request.plan()
+    out = request.use(plan, "out").map
     assert (list(out.dims), list(out.stride_bytes)) == ([1000, 521, 2], [2000, 1042000])
     assert struct.unpack_from("<3i", plan.param_block, 384) == (1000, 521, 4096)
     assert list(plan.grid) == [2, 1, 24]
@@ -125,13 +125,14 @@ def test_threads_that_store_take_a_pointer() -> None:
     # m and n of 3 rows and columns, of which B's columns are padded to 8 elements of 2 bytes
     request = ffi_cases.request(m=3, n=3, store="threads")
     request.b.dims[2] = 8
-    plan = ffi.launch_plan(request)
-    assert [spec.param_offset for spec in plan.tensor_maps] == [0, 128, -1, -1]
-    assert (plan.c_offset, plan.out_align_bytes, plan.param_block[256:264]) == (256, 2, bytes(8))
+    plan = request.plan()
+    assert [use.map_offset for use in plan.buffers] == [0, 128, -1]
+    assert [use.pointer_offset for use in plan.buffers] == [-1, -1, 256]
+    assert (request.use(plan, "out").align_bytes, plan.param_block[256:264]) == (2, bytes(8))
     assert struct.unpack_from("<2i", plan.param_block, 264) == (3, 3)
-    assert list(plan.tensor_maps[1].dims) == [8, 4096, 2]
-    plan = ffi.launch_plan(ffi_cases.request())
-    assert (plan.c_offset, plan.out_align_bytes) == (-1, 16)
+    assert list(plan.buffers[1].map.dims) == [8, 4096, 2]
+    use = ffi_cases.request().plan().buffers[2]
+    assert (use.pointer_offset, use.align_bytes) == (-1, 16)
 
 
 @pytest.mark.parametrize(
@@ -151,27 +152,27 @@ def test_padded_operands(
 ) -> None:
     request = ffi_cases.request(*sizes, majors=majors, store="threads")
     request.a.dims[:], request.b.dims[:] = a_dims, b_dims
-    plan = ffi.launch_plan(request)
-    assert [tuple(spec.dims)[::-1] for spec in plan.tensor_maps[:2]] == [a_dims, b_dims]
+    plan = request.plan()
+    assert [tuple(use.map.dims)[::-1] for use in plan.buffers[:2]] == [a_dims, b_dims]
     assert struct.unpack_from("<3i", plan.param_block, plan.param_offsets[3]) == (*sizes[:2], k)
 
 
 def test_l2_policies() -> None:
     # CUTLASS, TMA::CacheHintSm90: EVICT_NORMAL, EVICT_FIRST, EVICT_LAST
-    values = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)
-    for a_l2, b_l2 in itertools.product(range(3), repeat=2):
+    values = dict(normal=0x1000000000000000, evict_first=0x12F0000000000000, evict_last=0x14F0000000000000)
+    for a_l2, b_l2 in itertools.product(L2_HINTS, repeat=2):
         request = ffi_cases.request(a_l2=a_l2, b_l2=b_l2)
-        plan = ffi.launch_plan(request)
-        leaves = [_leaf(plan, request, kind) for kind in ("a_policy", "b_policy")]
+        plan = request.plan()
+        leaves = [request.leaf(plan, kind) for kind in ("a_policy", "b_policy")]
         assert leaves == [struct.pack("<Q", values[code]) for code in (a_l2, b_l2)]
 
 
 def test_programmatic_dependent_launch_is_passed_on() -> None:
-    assert [ffi.launch_plan(ffi_cases.request(pdl=pdl)).pdl for pdl in (0, 1)] == [0, 1]
+    assert [ffi_cases.request(pdl=pdl).plan().pdl for pdl in (0, 1)] == [0, 1]
 
 
 def test_other_majors_are_the_same_bytes_under_other_names() -> None:
-    a, b = ffi.launch_plan(ffi_cases.request(majors="mk")).tensor_maps[:2]
+    a, b = (use.map for use in ffi_cases.request(majors="mk").plan().buffers[:2])
     assert (list(a.dims), list(a.stride_bytes)) == ([1000, 4096, 2], [2000, 8192000])
     assert (list(b.dims), list(b.stride_bytes)) == ([4096, 520, 2], [8192, 4259840])
 
@@ -179,17 +180,17 @@ def test_other_majors_are_the_same_bytes_under_other_names() -> None:
 def test_parameter_block() -> None:
     # 3 descriptors; m n k batch, the steps (a has its own batch, b is shared), the raster; padding; the L2 policies;
     # alpha; padding; the bias.
-    plan = ffi.launch_plan(ffi_cases.request(b_batch=1, has_bias=True, b_l2=1))
+    request = ffi_cases.request(b_batch=1, has_bias=True, b_l2="evict_first")
+    plan = request.plan()
     assert plan.param_bytes == 456
-    assert plan.bias_offset == 448
+    assert request.use(plan, "bias").pointer_offset == 448
     numbers = (1000, 520, 4096, 2, 1, 0, 8, 1, 1, 0x1000000000000000, 0x12F0000000000000, 0.5)
     want = bytes(384) + struct.pack("<9i4x2Qf", *numbers) + bytes(4) + bytes(8)
     assert plan.param_block == want
-    assert ffi.launch_plan(ffi_cases.request()).bias_offset == -1
 
 
 def test_sixty_four_bit_strides() -> None:
-    a = ffi.launch_plan(ffi_cases.request(m=100_000, n=64, k=100_000, batch=3)).tensor_maps[0]
+    a = ffi_cases.request(m=100_000, n=64, k=100_000, batch=3).plan().buffers[0].map
     assert list(a.stride_bytes) == [200_000, 20_000_000_000]
 
 
@@ -247,12 +248,14 @@ def test_against_independent_formulas(
     while shapes[1][2] * in_bytes % 16:
         shapes[1] = (*shapes[1][:2], shapes[1][2] + 1)
     request.a.dims[:], request.b.dims[:] = shapes
-    plan = ffi.launch_plan(request)
+    plan = request.plan()
 
     tiles = len(range(0, m, cluster[0] * tile[0])) * len(range(0, n, cluster[1] * tile[1])) * batch
     assert list(plan.cluster) == list(cluster)
     assert list(plan.grid) == [*cluster[:2], cluster[2] * min(tiles, max_clusters)]
-    specs = plan.tensor_maps[: 2 if by_threads else 3 + has_residual]
+    mapped = ["a", "b"] + ["residual"] * has_residual + ["out"] * (not by_threads)
+    assert [role for role in request.rules if request.use(plan, role).map_offset >= 0] == mapped
+    specs = [request.use(plan, role).map for role in mapped]
     for spec, shape, dtype in zip(specs, [*shapes, out_shape, out_shape], [*dtypes, dtypes[2]], strict=False):
         assert tuple(spec.dims) == shape[::-1]
         assert tuple(spec.stride_bytes) == (DTYPE_BYTES[dtype] * shape[2], DTYPE_BYTES[dtype] * shape[1] * shape[2])
@@ -260,13 +263,16 @@ def test_against_independent_formulas(
     values |= {"raster_group": 8, "raster_along_n": 1, "raster_order": 1, "a_policy": 1 << 60, "b_policy": 1 << 60}
     values |= {"a_batch_step": batches[0] != 1, "b_batch_step": batches[1] != 1}
     for kind, value in values.items():
-        assert int.from_bytes(_leaf(plan, request, kind), "little", signed=True) == value
-    assert struct.unpack("<f", _leaf(plan, request, "alpha")) == (0.5,)
+        assert int.from_bytes(request.leaf(plan, kind), "little", signed=True) == value
+    assert struct.unpack("<f", request.leaf(plan, "alpha")) == (0.5,)
     for kind in taken & {"tma_a", "tma_b", "tma_c", "tma_r", "c", "bias"}:
-        assert not any(_leaf(plan, request, kind))
+        assert not any(request.leaf(plan, kind))
     offsets = {kind: at for kind, at, _ in ffi_cases.lay_out(ordered)[0]}
-    assert plan.param_offsets[: plan.num_params] == list(offsets.values())
-    assert (plan.c_offset, plan.bias_offset) == (offsets.get("c", -1), offsets.get("bias", -1))
+    assert plan.param_offsets == list(offsets.values())
+    for role, kind in (("a", "tma_a"), ("b", "tma_b"), ("residual", "tma_r"), ("out", "tma_c")):
+        assert role not in request.rules or request.use(plan, role).map_offset == offsets.get(kind, -1)
+    for role, kind in (("out", "c"), ("bias", "bias")):
+        assert role not in request.rules or request.use(plan, role).pointer_offset == offsets.get(kind, -1)
 
 
 @pytest.mark.parametrize(
@@ -287,15 +293,15 @@ def test_grid_of_a_stream_k(stream: tuple[int, int], max_clusters: int, room: in
         size = FLAG_BYTES + room * CLUSTER_BYTES + spare
         request = ffi_cases.request(workspace_bytes=size, stream_tiles=stream[0], stream_clusters=stream[1])
         request.max_active_clusters = max_clusters
-        plan = ffi.launch_plan(request)
+        plan = request.plan()
         assert (list(plan.grid), plan.num_cluster_tiles) == ([2, 1, clusters], 24)
 
 
 def test_a_stream_k_needs_its_parameters() -> None:
     # 3 descriptors, 9 sizes of 4 bytes, padding, 2 policies; tiles, clusters, the workspace's address, the token; alpha
     request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)
-    plan = ffi.launch_plan(request)
-    assert (plan.workspace_offset, plan.param_bytes) == (448, 468)
+    plan = request.plan()
+    assert (request.use(plan, "workspace").pointer_offset, plan.param_bytes) == (448, 468)
     assert plan.param_block[440:464] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
-    plain = ffi.launch_plan(ffi_cases.request(stream_tiles=7, stream_clusters=66))
-    assert (plain.workspace_offset, plain.param_bytes, list(plain.grid)) == (-1, 444, [2, 1, 24])
+    plain = ffi_cases.request(stream_tiles=7, stream_clusters=66).plan()
+    assert (plain.num_buffers, plain.param_bytes, list(plain.grid)) == (3, 444, [2, 1, 24])

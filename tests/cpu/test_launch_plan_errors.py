@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import ffi_cases
 import pytest
@@ -10,11 +11,27 @@ from ffi_cases import CLUSTER_BYTES, FLAG_BYTES
 from jax_bwgemm import ffi
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
-Change = Callable[[ffi.LaunchRequest], object]
+Change = Callable[[ffi_cases.Call], object]
 
 
-def _set(**fields: int) -> Change:
-    return lambda request: [setattr(request, name, value) for name, value in fields.items()]
+def _set(**attributes: int | str) -> Change:
+    return lambda request: request.attributes.update(attributes)
+
+
+def _drop(role: str) -> Change:
+    return lambda request: request.buffers.pop(role)
+
+
+def _leaf(at: int, source: str | None = None, offset: int | None = None, size: int | None = None) -> Change:
+    def change(request: ffi_cases.Call) -> None:
+        given = zip(request.leaves[at], (source, offset, size), strict=True)
+        request.leaves[at] = [old if new is None else new for old, new in given]
+
+    return change
+
+
+def _rule(role: str, old: str, new: str) -> Change:
+    return lambda request: request.rules.__setitem__(role, request.rules[role].replace(old, new))
 
 
 def _dtypes(a: int, b: int, out: int) -> Change:
@@ -25,25 +42,14 @@ def _dtypes(a: int, b: int, out: int) -> Change:
 
 
 def _dims(name: str, *dims: int) -> Change:
-    return lambda request: getattr(request, name).dims.__setitem__(slice(0, len(dims)), dims)
+    return lambda request: request.buffers[name].dims.__setitem__(slice(0, len(dims)), dims)
 
 
-def _box(operand: int, *box: int) -> Change:
-    return lambda request: request.box[operand].__setitem__(slice(0, 3), box)
-
-
-def _param(at: int, **fields: int) -> Change:
-    return lambda request: [setattr(request.params[at], name, value) for name, value in fields.items()]
-
-
-def _narrow_atom(request: ffi.LaunchRequest) -> None:
-    request.swizzle_bytes[1], request.swizzle_atom_bytes[1] = 64, 32
+def _map(role: str, **fields: Any) -> Change:
+    return lambda request: [setattr(request.maps[role], name, value) for name, value in fields.items()]
 
 
 ERRORS: list[tuple[Change, str]] = [
-    (_set(a_major=ord("n")), "`a_major` requires 'k' or 'm', got 'n'"),
-    (_set(b_major=0), "`b_major` requires 'n' or 'k', got code 0"),
-    (_set(c_major=ord("k")), "`c_major` requires 'n' or 'm', got 'k'"),
     (_set(cta_m=0), "`cta_m` requires 1..512, got 0"),
     (_set(mma_n=-64), "`mma_n` requires 1..512, got -64"),
     (_set(cluster_m=17), "`cluster_m` requires 1..16, got 17"),
@@ -51,44 +57,46 @@ ERRORS: list[tuple[Change, str]] = [
     (_set(cluster_k=0), "`cluster_k` requires 1..16, got 0"),
     (_set(cluster_k=2**31 - 1), "`cluster_k` requires 1..16, got 2147483647"),
     (_set(cluster_m=4, cluster_n=2, cluster_k=4), "`cluster_m * cluster_n * cluster_k` requires 1..16, got 32"),
-    (_set(a_l2=3), "`a_l2` requires 0..2, got 3"),
-    (_set(b_l2=-1), "`b_l2` requires 0..2, got -1"),
+    (_set(a_l2="first"), "`a_l2` requires normal, evict_first or evict_last, got 'first'"),
+    (_set(b_l2=""), "`b_l2` requires normal, evict_first or evict_last, got ''"),
+    (_set(b_l2=0), "attribute `b_l2` requires a string, got another type"),
+    (_set(alpha=1), "attribute `alpha` requires a float32, got another type"),
+    (_set(cta_m="128"), "attribute `cta_m` requires an int32, got another type"),
     (_set(pdl=2), "`pdl` requires 0..1, got 2"),
     (_set(stream_tiles=-1), "`stream_tiles` requires 0..2147483647, got -1"),
     (_set(stream_clusters=0), "`stream_clusters` requires 1..65535, got 0"),
     (_set(num_threads=2048), "`num_threads` requires 1..1024, got 2048"),
+    (_set(smem_bytes=-1), "`smem_bytes` requires 0..1048576, got -1"),
     (_set(raster_group=0), "`raster_group` requires 1..2147483647, got 0"),
     (_set(raster_along_n=2), "`raster_along_n` requires 0..1, got 2"),
     (_set(raster_order=2), "`raster_order` requires 0..1, got 2"),
     (_set(raster_order=-1), "`raster_order` requires 0..1, got -1"),
-    (_set(max_active_clusters=0), "`max_active_clusters` requires 1..2147483647, got 0"),
-    (_box(0, 64, 512, 1), "the TMA box of `a` requires sizes of 1..256, got (64, 512, 1)"),
-    (_box(2, 32, 64, 1), "the TMA box of `out` requires an innermost size of its swizzle span, 128 bytes, got 32 elem"),
-    (lambda r: r.swizzle_bytes.__setitem__(1, 16), "`swizzle_bytes` of `b` requires 32, 64 or 128, got 16"),
+    (lambda r: r.attributes.pop("raster_order"), "attribute `raster_order` requires an int32, got none"),
+    (lambda r: r.attributes.pop("alpha"), "attribute `alpha` requires a float32, got none"),
+    (lambda r: setattr(r, "max_active_clusters", 0), "`max_active_clusters` requires 1..2147483647, got 0"),
+    (_map("a", box=[64, 512, 1]), "the TMA box of `a` requires sizes of 1..256, got (64, 512, 1)"),
+    (_map("b", box=[64, 0, 1]), "the TMA box of `b` requires sizes of 1..256, got (64, 0, 1)"),
     (
-        lambda r: r.swizzle_atom_bytes.__setitem__(0, 8),
-        "`swizzle_atom_bytes` of `a` requires 16, or 32 in a span of 128",
+        _map("out", box=[32, 64, 1]),
+        "the TMA box of `out` requires an innermost size of its swizzle span, 128 bytes, got 32 elem",
     ),
-    (_narrow_atom, "`swizzle_atom_bytes` of `b` requires 16, or 32 in a span of 128, got 32 in 64"),
+    (_map("b", swizzle_bytes=16), "the swizzle of `b` requires 32, 64 or 128 bytes, got 16"),
+    (_map("a", swizzle_atom_bytes=8), "the swizzle atom of `a` requires 16 bytes, or 32 in a span of 128, got 8"),
+    (
+        _map("b", swizzle_bytes=64, swizzle_atom_bytes=32),
+        "the swizzle atom of `b` requires 16 bytes, or 32 in a span of 128, got 32 in 64",
+    ),
+    (_map("a", element="bf32"), "`tensor_maps` requires texts such as 0:bf16[64,128,1]/128/16, got 0:bf32[64,128,1]"),
+    (_map("a", element="f32", box=[32, 128, 1]), "requires three dimensions of 4-byte elements and an alignment of 16"),
     (lambda r: setattr(r.a, "rank", 2), "`a` requires rank 3, got rank 2 (2, 1000)"),
-    (lambda r: setattr(r.out, "rank", -1), "`out` requires a buffer of rank 3, got none"),
-    (
-        _dtypes(11, 16, 16),
-        "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16, ",
-    ),
-    (_dtypes(11, 16, 16), "float16 or float32, both the same, got float32 and bfloat16: cast them first"),
-    (_dtypes(16, 10, 16), "both the same, got bfloat16 and float16"),
-    (_dtypes(20, 2, 16), "both the same, got float8_e4m3fn and int8"),
-    (_dtypes(4, 4, 4), "both the same, got int32 and int32"),
-    (_dtypes(16, 19, 16), "both the same, got bfloat16 and float8_e5m2"),
-    (_dtypes(12, 12, 16), "both the same, got XLA FFI dtype 12 and XLA FFI dtype 12"),
-    (
-        _dtypes(16, 16, 12),
-        "the result of bfloat16 and bfloat16 requires bfloat16, float16, float32, float8_e4m3fn or fl",
-    ),
-    (_dtypes(16, 16, 12), "or float8_e5m2, got XLA FFI dtype 12"),
-    (_dtypes(16, 16, 4), "or float8_e5m2, got int32"),
-    (_dtypes(2, 6, 11), "the result of int8 and uint8 requires int32, got float32"),
+    (_drop("out"), "requires operands a, b and results out, as its `buffers` say, got 2 operands and 0 results"),
+    (_drop("b"), "requires operands a, b and results out, as its `buffers` say, got 1 operands and 1 results"),
+    (_dtypes(11, 16, 16), "`a` requires bfloat16, for which the kernel is compiled, got float32: cast it first"),
+    (_dtypes(16, 10, 16), "`b` requires bfloat16, for which the kernel is compiled, got float16: cast it first"),
+    (_dtypes(16, 16, 4), "`out` requires bfloat16, for which the kernel is compiled, got int32: cast it first"),
+    (_dtypes(20, 2, 16), "`a` requires bfloat16, for which the kernel is compiled, got float8_e4m3fn"),
+    (_dtypes(16, 19, 16), "`b` requires bfloat16, for which the kernel is compiled, got float8_e5m2"),
+    (_dtypes(12, 12, 16), "`a` requires bfloat16, for which the kernel is compiled, got XLA FFI dtype 12"),
     (_dims("out", 2, 0), "`m` requires 1..2147483647, got 0"),
     (_dims("out", 2, 2**31), "`m` requires 1..2147483647, got 2147483648"),
     (_dims("a", 2, 992), "m of `a` and of the result requires 1000, got 992"),
@@ -102,28 +110,42 @@ ERRORS: list[tuple[Change, str]] = [
     (_dims("a", 3), "the batch of `a` requires the result's 2 or 1 (shared), got 3"),
     (_dims("b", 3), "the batch of `b` requires the result's 2 or 1 (shared), got 3"),
     (
-        lambda r: setattr(r, "bias", ffi.Buffer.of("bfloat16", (520,))),
-        "a kernel without a bias parameter requires no bias, got one of shape (520)",
+        lambda r: r.buffers.update(bias=ffi.Buffer.of("bfloat16", (520,))),
+        "requires operands a, b and results out, as its `buffers` say, got 3 operands and 1 results",
     ),
+    (_rule("a", "bfloat16", "float12"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:float12[l?,m"),
+    (_rule("a", "k+", "k+,k"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[l?,m,k+,k]"),
+    (_rule("a", "m", "q"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[l?,q,k+]"),
+    (_rule("a", "%16", "%24"), "the alignment of `a` requires a power of two up to 256, got 24: rebuild"),
+    (_rule("a", "%16", "%8"), "the tensor map of `a` requires three dimensions of 2-byte elements and an alignment of"),
+    (_rule("out", "l,", "k,"), "`buffers` requires a first result of l, m and n, got none with l"),
+    (lambda r: setattr(r, "results", ()), "`buffers` requires a first result of l, m and n, got none with l"),
+    (lambda r: [_rule(x, "k", "m")(r) for x in "ab"], "`buffers` requires an operand with k, got none"),
+    (lambda r: r.rules.update({f"r{i}": "uint8[bytes]%1" for i in range(14)}), "requires at most 16 buffers, got 17"),
+    (_leaf(0, source="tmb:0"), "`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got tmb:0@0+128"),
+    (_leaf(3, source="size:q"), "`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got size:q@384"),
+    (_leaf(3, source="int:raster_group[1.."), "requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got int:ra"),
+    (_leaf(3, source="token:1"), "`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got token:1"),
+    (_leaf(3, source="int:colour"), "attribute `colour` requires an int32, got none"),
+    (_leaf(1, source="tma:3"), "parameter `tma:3` requires a buffer of 0..2, got 3"),
+    (_leaf(7, source="step:-1"), "parameter `step:-1` requires a buffer of 0..2, got -1"),
+    (lambda r: r.maps.pop("b"), "parameter `tma:1` requires a text in `tensor_maps`, got none"),
+    (_leaf(3, size=8), "parameter `size:m` requires 4 bytes, got 8"),
+    (_leaf(1, offset=96), "parameter `tma:1` requires an offset that is a multiple of 64"),
+    (_leaf(3, offset=-4), "parameter `size:m` requires an offset that is a multiple of 4"),
+    (_leaf(3, offset=2**31 - 4), "ends within 4096 bytes, got 2147483644"),
+    (_leaf(3, offset=380), "each source once and ascending offsets without overlap, got `size:m` at 380 after 384"),
+    (_leaf(4, source="size:m"), "source once and ascending offsets without overlap, got `size:m` at 388 after 388"),
+    (_leaf(4, offset=416), "ascending offsets without overlap, got `size:k` at 392 after 420"),
+    (lambda r: r.leaves.__delitem__(slice(1, None)), "requires `tma:1` or `ptr:1`, which take `b`, got neither"),
+    (lambda r: r.leaves.__delitem__(slice(2, None)), "requires `tma:2` or `ptr:2`, which take `out`, got neither"),
+    (lambda r: r.leaves.clear(), "`params` requires `tma:0` or `ptr:0`, which take `a`, got neither"),
     (
-        lambda r: setattr(r, "residual", r.out),
-        "a kernel without a residual parameter requires no residual, got one of shape (2, 1000, 520)",
+        lambda r: (r.leaves.extend([f"int:i{i}", 448 + 4 * i, 4] for i in range(50)),
+                   r.attributes.update({f"i{i}": i for i in range(50)})),
+        "`params` requires at most 64 leaves, got 65",
     ),
-    (_param(0, kind=22), "a parameter kind requires 0..21, got 22"),
-    (_param(0, kind=-1), "a parameter kind requires 0..21, got -1"),
-    (_param(3, size=8), "parameter `m` requires 4 bytes, got 8"),
-    (_param(1, offset=96), "parameter `tma_b` requires an offset that is a multiple of 64"),
-    (_param(3, offset=-4), "parameter `m` requires an offset that is a multiple of 4"),
-    (_param(3, offset=2**31 - 4), "ends within 444 bytes, got 2147483644"),
-    (_param(3, offset=380), "each kind once and ascending offsets without overlap, got `m` at 380 after 384"),
-    (_param(4, kind=5), "each kind once and ascending offsets without overlap, got `m` at 388 after 388"),
-    (_param(4, offset=416), "ascending offsets without overlap, got `k` at 392 after 420"),
-    (_set(num_params=25), "`params` requires at most 24 leaves, got 25"),
-    (_set(num_params=1), "`params` requires `tma_b`, got a list without it"),
-    (_set(num_params=2), "`params` requires either `tma_c` or `c`, got neither"),
-    (_set(param_bytes=0), "`param_bytes` requires 1..1024, got 0"),
-    (_set(param_bytes=2000), "`param_bytes` requires 1..1024, got 2000"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "sentence"), ERRORS, ids=[sentence[:40] for _, sentence in ERRORS])
@@ -131,7 +153,7 @@ def test_errors_say_what_is_required(change: Change, sentence: str) -> None:
     request = ffi_cases.request()
     change(request)
     with pytest.raises(ValueError) as error:
-        ffi.launch_plan(request)
+        request.plan()
     assert sentence in str(error.value)
 
 
@@ -145,18 +167,14 @@ def test_errors_say_what_is_required(change: Change, sentence: str) -> None:
         (dict(m=2**31 - 1, n=2**31 - 8, k=8, batch=1), "at most 2147418112 cluster tiles, got 8388608 x 8388608 x 1"),
         (dict(n=521), "multiple of 16 bytes, got 1042 bytes for `b`"),
         (dict(n=521, majors="kk"), "multiple of 16 bytes, got 1042 bytes for `out`"),
-        (
-            dict(kinds=tuple(x for x in ffi_cases.KINDS if x != "tma_r")),
-            "`params` requires either `tma_c` or `c`, got both",
-        ),
-        (dict(store="threads", has_residual=True), "`tma_r` requires `tma_c`, whose box it has, got `c`"),
-        (dict(n=521, majors="kk", has_residual=True), "multiple of 16 bytes, got 1042 bytes for `out`"),
+        (dict(n=521, majors="kk", store="threads", has_residual=True), "got 1042 bytes for `residual`"),
+        (dict(n=521, majors="kk", has_residual=True), "multiple of 16 bytes, got 1042 bytes for `residual`"),
         (dict(m=8, n=8, k=8, batch=2**31 - 1), "at most 2147418112 cluster tiles, got 1 x 1 x 2147483647"),
     ],
 )
 def test_errors_of_sizes(request_: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as error:
-        ffi.launch_plan(ffi_cases.request(**request_))
+        ffi_cases.request(**request_).plan()
     assert sentence in str(error.value)
 
 
@@ -198,70 +216,71 @@ def test_only_what_tma_cannot_step_over_is_padded(sizes: dict, change: Change, s
     request = ffi_cases.request(**({"store": "threads"} | sizes))
     change(request)
     if sentence is None:
-        assert struct.unpack_from("<3i", ffi.launch_plan(request).param_block, 264) == (1000, 520, 4090)
+        assert struct.unpack_from("<3i", request.plan().param_block, 264) == (1000, 520, 4090)
         return
     with pytest.raises(ValueError) as error:
-        ffi.launch_plan(request)
+        request.plan()
     assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("bias", "sentence"),
     [
-        (ffi.Buffer.none(), "`bias` requires a buffer of rank 1, got none"),
+        (None, "requires operands a, b, bias and results out, as its `buffers` say, got 2 operands and 1 results"),
         (ffi.Buffer.of("bfloat16", (1, 520)), "`bias` requires rank 1, got rank 2 (1, 520)"),
-        (ffi.Buffer.of("float32", (520,)), "`bias` requires the result's dtype bfloat16, got float32"),
-        (ffi.Buffer.of("bfloat16", (512,)), "the length of `bias` requires 520, got 512"),
+        (ffi.Buffer.of("float32", (520,)), "`bias` requires bfloat16, for which the kernel is compiled, got float32"),
+        (ffi.Buffer.of("bfloat16", (512,)), "n of `bias` and of the result requires 520, got 512"),
+        (ffi.Buffer.of("bfloat16", (576,)), "n of `bias` and of the result requires 520, got 576"),
     ],
 )
-def test_errors_of_a_bias(bias: ffi.Buffer, sentence: str) -> None:
-    request = ffi_cases.request(has_bias=True)
-    request.bias = bias
-    with pytest.raises(ValueError) as error:
-        ffi.launch_plan(request)
-    assert sentence in str(error.value)
+def test_errors_of_a_bias(bias: ffi.Buffer | None, sentence: str) -> None:
+    _check(ffi_cases.request(has_bias=True), "bias", bias, sentence)
 
 
 def test_a_bias_lies_along_the_contiguous_dimension() -> None:
     request = ffi_cases.request(has_bias=True, c_major="m")
-    ffi.launch_plan(request)
-    request.bias = ffi.Buffer.of("bfloat16", (520,))
-    with pytest.raises(ValueError, match="the length of `bias` requires 1000, got 520"):
-        ffi.launch_plan(request)
+    request.plan()
+    _check(request, "bias", ffi.Buffer.of("bfloat16", (520,)), "m of `bias` and of the result requires 1000, got 520")
 
 
 @pytest.mark.parametrize(
     ("residual", "sentence"),
     [
-        (ffi.Buffer.none(), "`residual` requires a buffer of rank 3, got none"),
-        (ffi.Buffer.of("bfloat16", (1000, 520)), "`residual` requires rank 3, got rank 2 (1000, 520)"),
-        (ffi.Buffer.of("float32", (2, 1000, 520)), "`residual` requires the result's dtype bfloat16, got float32"),
         (
-            ffi.Buffer.of("bfloat16", (1, 1000, 520)),
-            "`residual` requires the result's shape (2, 1000, 520), got (1, 1000, 520)",
+            None,
+            "requires operands a, b, bias, residual and results out, as its `buffers` say, got 3 operands and 1 res",
         ),
-        (ffi.Buffer.of("bfloat16", (2, 520, 1000)), "the result's shape (2, 1000, 520), got (2, 520, 1000)"),
+        (ffi.Buffer.of("bfloat16", (1000, 520)), "`residual` requires rank 3, got rank 2 (1000, 520)"),
+        (ffi.Buffer.of("float32", (2, 1000, 520)), "`residual` requires bfloat16, for which the kernel is compiled"),
+        (ffi.Buffer.of("bfloat16", (1, 1000, 520)), "the batch of `residual` requires the result's 2, got 1"),
+        (ffi.Buffer.of("bfloat16", (2, 520, 1000)), "m of `residual` and of the result requires 1000, got 520"),
+        (ffi.Buffer.of("bfloat16", (2, 1000, 528)), "n of `residual` and of the result requires 520, got 528"),
     ],
 )
-def test_errors_of_a_residual(residual: ffi.Buffer, sentence: str) -> None:
-    request = ffi_cases.request(has_bias=True, has_residual=True)
-    request.residual = residual
-    with pytest.raises(ValueError) as error:
-        ffi.launch_plan(request)
-    assert sentence in str(error.value)
+def test_errors_of_a_residual(residual: ffi.Buffer | None, sentence: str) -> None:
+    _check(ffi_cases.request(has_bias=True, has_residual=True), "residual", residual, sentence)
 
 
 @pytest.mark.parametrize(
-    ("workspace", "got"),
+    ("workspace", "sentence"),
     [
-        (ffi.Buffer.none(), "rank -1 and 0"),
-        (ffi.Buffer.of("uint8", (FLAG_BYTES + CLUSTER_BYTES - 1,)), "rank 1 and 266239"),
-        (ffi.Buffer.of("uint8", (0,)), "rank 1 and 0"),
-        (ffi.Buffer.of("uint8", (2**24, 1)), "rank 2 and 16777216"),
+        (None, "requires operands a, b and results out, workspace, as its `buffers` say, got 2 operands and 1 results"),
+        (
+            ffi.Buffer.of("uint8", (FLAG_BYTES + CLUSTER_BYTES - 1,)),
+            "the workspace requires at least 266240 bytes, got 266239",
+        ),
+        (ffi.Buffer.of("uint8", (0,)), "the workspace requires at least 266240 bytes, got 0"),
+        (ffi.Buffer.of("uint8", (2**24, 1)), "`workspace` requires rank 1, got rank 2 (16777216, 1)"),
+        (ffi.Buffer.of("int8", (2**24,)), "`workspace` requires uint8, for which the kernel is compiled, got int8"),
     ],
 )
-def test_errors_of_a_workspace(workspace: ffi.Buffer, got: str) -> None:
-    request = ffi_cases.request(workspace_bytes=2**24)
-    request.workspace = workspace
-    with pytest.raises(ValueError, match=f"the workspace requires rank 1 and at least 266240 bytes, got {got}$"):
-        ffi.launch_plan(request)
+def test_errors_of_a_workspace(workspace: ffi.Buffer | None, sentence: str) -> None:
+    _check(ffi_cases.request(workspace_bytes=2**24), "workspace", workspace, sentence)
+
+
+def _check(request: ffi_cases.Call, role: str, buffer: ffi.Buffer | None, sentence: str) -> None:
+    """Of the call with another buffer of this role, or none."""
+    request.buffers.pop(role) if buffer is None else request.buffers.update({role: buffer})
+    with pytest.raises(ValueError) as error:
+        request.plan()
+    assert sentence in str(error.value)

@@ -381,7 +381,7 @@ def test_a_result_is_not_stored_into_the_middle_of_an_array(artifacts_dir):
 
 
 def test_export_with_the_check_disabled(artifacts_dir):
-    check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
+    check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v2")
     exported = jax.export.export(jax.jit(matmul), platforms=("cuda",), disabled_checks=[check])(X, W)
     assert calls(exported.mlir_module())
 
@@ -397,7 +397,7 @@ def test_modules_for_several_platforms(artifacts_dir, platforms, steps):
     text = jax.jit(f).trace(X, struct(1024, 256)).lower(lowering_platforms=platforms).as_text()
     assert len(calls(text)) == ("cuda" in platforms) and "stablehlo.dot_general" in text
     if "tpu" not in platforms:
-        check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
+        check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v2")
         exported = jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=[check])(X, struct(1024, 256))
         assert set(exported.platforms) == set(platforms) and len(calls(exported.mlir_module())) == 1
 
@@ -405,6 +405,6 @@ def test_modules_for_several_platforms(artifacts_dir, platforms, steps):
 def test_a_module_for_several_platforms_runs_here(artifacts_dir):
     x, w = jnp.ones((8, 16), BF16), jnp.ones((16, 24), BF16)
     f = jax.jit(lambda x, w: jax_bwgemm.matmul(x, w, device="h200", on_fallback="ignore"))
-    check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v1")
+    check = jax.export.DisabledSafetyCheck.custom_call("jax_bwgemm_matmul_v2")
     exported = jax.export.export(f, platforms=("cuda", "cpu"), disabled_checks=[check])(x, w)
     assert (exported.call(x, w) == 16).all()

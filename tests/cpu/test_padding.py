@@ -112,8 +112,8 @@ def test_the_launcher_takes_what_the_rule_makes(majors: str, dtype: str) -> None
         problem = Problem(m, n, k, 2, dtype, dtype, "float32", majors[0], majors[1], a_batch=2, b_batch=1)
         request = ffi_cases.request(m, n, k, 2, 2, 1, majors, (dtype, dtype, "float32"), store="threads")
         request.a.dims[:], request.b.dims[:] = padded_shape(problem, "a"), padded_shape(problem, "b")
-        plan = ffi.launch_plan(request)
-        assert [tuple(spec.dims) for spec in plan.tensor_maps[:2]] == [padded_shape(problem, x)[::-1] for x in "ab"]
+        plan = request.plan()
+        assert [tuple(use.map.dims) for use in plan.buffers[:2]] == [padded_shape(problem, x)[::-1] for x in "ab"]
         at = plan.param_offsets[3]
         want = m, n, k + padding(problem, "a") if majors == "kk" else k
         assert tuple(int.from_bytes(plan.param_block[at + i : at + i + 4], "little") for i in (0, 4, 8)) == want
