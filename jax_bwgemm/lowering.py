@@ -14,9 +14,9 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.artifacts import PARAM_KINDS, TmaFacts
 from jax_bwgemm.config import report_fallback
-from jax_bwgemm.cost import concurrent_clusters
 from jax_bwgemm.decision import Decision, decide, k_major, without_epilogue
 from jax_bwgemm.ffi import L2_CODES, RASTER_CODES, TARGET_NAME
+from jax_bwgemm.geometry import concurrent_clusters
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem

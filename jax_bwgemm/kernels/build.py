@@ -89,7 +89,7 @@ def remove_strangers(out: Path, names: set[str]) -> None:
 def source_sha256() -> str:
     """Of everything that a kernel's bytes follow from: our sources that the compiler runs, and the compiler."""
     digest = hashlib.sha256(dsl_version().encode())
-    rooms = [_PACKAGE / f"{room}.py" for room in ("arch", "problem", "repack", "tile", "variant")]
+    rooms = [_PACKAGE / f"{room}.py" for room in ("arch", "families", "problem", "repack", "tile", "variant")]
     for path in sorted((_PACKAGE / "kernels").glob("*.py")) + rooms:
         if path.name not in _NOT_SOURCES:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -10,7 +10,8 @@ from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, T
 from jax_bwgemm.arch import ARCHS, by_name, detect
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import L2_HINTS, SURE_CLUSTER_CTAS, candidates, l2_hints, plan, raster
+from jax_bwgemm.order import L2_HINTS, l2_hints, raster
+from jax_bwgemm.plan import SURE_CLUSTER_CTAS, candidates, plan
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import FEW, Tile, k_tile
 
