@@ -95,8 +95,3 @@ NARROW_TILES = {
     "hopper": (*HOPPER_NARROW_BASE, *HOPPER_NARROW_FURTHER),
     "blackwell": BLACKWELL_NARROW,
 }  # where n is narrow: of few columns, or of the transposed product of few rows
-
-
-def few_columns(family: str) -> tuple[Tile, ...]:
-    """The narrow tiles that are not for any product as well."""
-    return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])

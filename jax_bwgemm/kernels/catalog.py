@@ -15,7 +15,6 @@ from jax_bwgemm.shipped import (
     HOPPER_PROMOTED,
     NARROW_TILES,
     SHIPPED_TILES,
-    few_columns,
 )
 from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant, why_not_variant
@@ -98,6 +97,11 @@ HOPPER_NARROW_ODD = (
 )  # of few rows
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
+
+def _few_columns(family: str) -> tuple[Tile, ...]:
+    return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])
+
+
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, HALF),
@@ -107,7 +111,7 @@ ROWS = {
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE_KINDS, "relu", "gelu", "silu"), c_major="m"),
         Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL_KINDS[:2], c_major="m"),
-        Row(few_columns("hopper"), BF16_ONLY),
+        Row(_few_columns("hopper"), BF16_ONLY),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS, *RESIDUAL_KINDS[:2])),
@@ -140,7 +144,7 @@ ROWS = {
         Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
         Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE_KINDS, c_major="m"),
-        Row(few_columns("blackwell"), BF16_ONLY),
+        Row(_few_columns("blackwell"), BF16_ONLY),
         Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),
