@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_bwgemm.constants import Constants
+from jax_bwgemm.families import BLACKWELL, FAMILIES, HOPPER, Family
+
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
     """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock, 0 where the
     target has no instruction.
 
-    `l2_read_bytes_per_clk` is what one SM gets out of the L2 cache while all of them read. `clusters`: how many of 1,
-    2, 4, 8 and 16 CTAs run at once, one CTA a SM; empty where nobody has asked a device.
+    `constants` are the cost model's: a device that was measured may have others than its family. `clusters`: how many
+    of 1, 2, 4, 8 and 16 CTAs run at once, one CTA a SM; empty where nobody has asked a device.
     """
 
     name: str
@@ -26,10 +29,14 @@ class Arch:
     smem_bytes: int
     tmem_cols: int
     l2_bytes: int
-    l2_read_bytes_per_clk: float
     memory_tb_per_s: float
     clusters: tuple[int, ...]
+    constants: Constants
     source: str
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.target)
 
     def max_clusters(self, ctas: int) -> int:
         """Clusters of `ctas`, a power of two, that run at once: what a device said, which may have had more SMs."""
@@ -51,36 +58,35 @@ class Arch:
 
 
 _SMEM_227_KIB = 227 * 1024  # CUDA C++ programming guide, technical specifications: 227 KB a block for 9.0 and 10.x
-_HOPPER_L2_READ = 58.0  # fitted with cost.py's constants to our kernels' times on an H200
 _H200_CLUSTERS = (132, 66, 30, 15, 7)  # cuOccupancyMaxActiveClusters of our 128x128 kernel
-_BLACKWELL_L2_READ = 81.0  # published TMA microbenchmark on a B200, one SM reading; all at once is not published
 
 ARCHS = {
     arch.name: arch
     for arch in (
         Arch("h100", "sm_90a", (9, 0), 132, 1.83, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
-             50 * 2**20, _HOPPER_L2_READ, 3.35, _H200_CLUSTERS,
+             50 * 2**20, 3.35, _H200_CLUSTERS, HOPPER.constants,
              "NVIDIA H100 datasheet and whitepaper (SXM); clusters as on an H200"),
         Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
-             60 * 2**20, _HOPPER_L2_READ, 4.3, _H200_CLUSTERS,
+             60 * 2**20, 4.3, _H200_CLUSTERS, HOPPER.constants,
              "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth, clusters"),
         Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, 4096, 16384, 16384, _SMEM_227_KIB, 512,
-             126 * 2**20, _BLACKWELL_L2_READ, 7.7, (),
+             126 * 2**20, 7.7, (), BLACKWELL.constants,
              "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project"),
         Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, 4096, 16384, 0, _SMEM_227_KIB, 512,
-             126 * 2**20, _BLACKWELL_L2_READ, 8.0, (),
+             126 * 2**20, 8.0, (), BLACKWELL.constants,
              "NVIDIA Blackwell Ultra datasheet; not measured by this project"),
     )
 }  # fmt: skip
 
-TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+_FAMILY_OF = {target: family for family in FAMILIES for target in family.targets}
+TARGETS = tuple(_FAMILY_OF)
 
 
-def family(target: str) -> str:
-    """Which kernel source a target is compiled from: "hopper" (wgmma) or "blackwell" (tcgen05)."""
-    if target not in TARGETS:
+def family_of(target: str) -> Family:
+    """The record of a target's family."""
+    if target not in _FAMILY_OF:
         raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}")
-    return "hopper" if target == "sm_90a" else "blackwell"
+    return _FAMILY_OF[target]
 
 
 def by_name(name: str) -> Arch:

@@ -11,7 +11,7 @@ from jax_bwgemm.arch import Arch, by_name, detect
 from jax_bwgemm.artifacts import Entry, RepackEntry
 from jax_bwgemm.measured import Record, Time
 from jax_bwgemm.plan import Plan, plan
-from jax_bwgemm.problem import GATES, Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.repack import Repack, Shape
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, variant_for
@@ -78,13 +78,9 @@ def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
 def measurements(problem: Problem, arch: Arch, borrows: bool = True) -> Record | None:
     """The measured times of `problem`'s kernels, if none of them is of another cubin than the one at hand.
 
-    With `borrows`, a bias, a relu or a scale that was not timed takes the times of the product alone: it is arithmetic
-    on a result that is in registers already. A residual, which loads another operand, does not, nor does a gate, which
-    takes of some tiles' time and not of others'.
+    With `borrows`, a problem that was not timed takes the times of its `measured.stand_in`.
     """
-    takes_time = problem.epilogue.has_residual or problem.epilogue.activation in GATES
-    borrowed = [dataclasses.replace(problem, epilogue=Epilogue())] if borrows and not takes_time else []
-    for asked in (problem, *borrowed):
+    for asked in filter(None, (problem, measured.stand_in(problem) if borrows else None)):
         for record in measured.found(arch.name, asked):
             if not any(_is_stale(time, asked, arch) for time in record.times):
                 return record

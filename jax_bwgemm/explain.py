@@ -7,8 +7,9 @@ from typing import Any
 
 from jax_bwgemm.attempts import Asked, expected
 from jax_bwgemm.config import resolve
-from jax_bwgemm.cost import NO_STREAM, concurrent_clusters, num_tiles, repack_us
+from jax_bwgemm.cost import repack_us
 from jax_bwgemm.decision import find_repack
+from jax_bwgemm.geometry import concurrent_clusters, num_tiles
 from jax_bwgemm.matmul import checked_params, posed, why_not_ours
 from jax_bwgemm.measured import Record
 from jax_bwgemm.padding import padded_shape, padding
@@ -16,6 +17,7 @@ from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.routes import Route
 from jax_bwgemm.shape_rules import matmul_shape
+from jax_bwgemm.streams import NO_STREAM
 from jax_bwgemm.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.cost import concurrent_clusters
+from jax_bwgemm.geometry import concurrent_clusters
+from jax_bwgemm.order import RASTER_ORDERS
 from jax_bwgemm.padding import padded_shape
-from jax_bwgemm.plan import RASTER_ORDERS, Plan
+from jax_bwgemm.plan import Plan
 from jax_bwgemm.recipe import Attribute, Buffer
 from jax_bwgemm.tile import workspace_bytes
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.arch import TARGETS, Arch, family_of
+from jax_bwgemm.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.tile import (
     INT32_MAX,
     MAX_CLUSTER_CTAS,
     SWIZZLE_BYTES,
-    TMEM_LANES,
     Tile,
     acc_cols,
     is_tma_storable,
@@ -20,6 +20,8 @@ from jax_bwgemm.tile import (
     store_cols,
     swizzle_atom_bytes,
 )
+
+MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
 
 
 def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
@@ -59,9 +61,9 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     dtype = problem.a_dtype
     if arch.flops_per_clk(dtype) == 0:
         return f"{arch.target} has no tensor core instruction for {dtype}"
-    if family(arch.target) == "hopper" and DTYPE_BYTES[dtype] != 2 and problem.b_major != "k":
-        rule = f"a k-major b for {dtype} (PTX ISA, wgmma.mma_async; an m-major a goes through registers)"
-        return f"sm_90a requires {rule}, got {problem.b_major!r}"
+    if DTYPE_BYTES[dtype] not in arch.family.mn_major_bytes and problem.b_major != "k":
+        rule = f"a k-major b for {dtype} (PTX ISA, {arch.family.instruction}; an m-major a goes through registers)"
+        return f"{arch.target} requires {rule}, got {problem.b_major!r}"
     return None
 
 
@@ -83,10 +85,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]
     if tile.k_tile * in_bytes != SWIZZLE_BYTES:
         return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
-    reason = _why_not_cluster(tile) or (
-        _why_not_hopper(tile, problem.a_dtype) if family(arch.target) == "hopper" else _why_not_blackwell(tile, arch)
-    )
-    if reason:
+    if reason := _why_not_cluster(tile) or _why_not_mma(tile, problem.a_dtype, arch) or _why_not_sums(tile, arch):
         return reason
     if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
         return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
@@ -108,14 +107,16 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
 
 def needs_promotion(problem: Problem, arch: Arch) -> bool:
     """Whether the problem wants float32 sums that the device's tensor cores do not keep."""
-    return problem.promoted and problem.a_dtype in FP8_DTYPES and family(arch.target) == "hopper"
+    return problem.promoted and problem.a_dtype in FP8_DTYPES and arch.family.fp8_sum_bits < FLOAT32_BITS
 
 
 def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     is_needed = needs_promotion(problem, arch)
-    if is_needed != tile.promoted:
-        rule = "a tile with `promoted`" if is_needed else "float8 operands, sm_90a and the algorithm ANY_F8_ANY_F8_F32"
-        return f"{'promoted sums require' if is_needed else '`promoted` requires'} {rule}, got {problem} in {tile}"
+    if is_needed and not tile.promoted:
+        return f"promoted sums require a tile with `promoted`, got {problem} in {tile}"
+    if tile.promoted and not is_needed:
+        rule = f"float8 operands, {_having('promoted')} and the algorithm ANY_F8_ANY_F8_F32"
+        return f"`promoted` requires {rule}, got {problem} in {tile}"
     if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.stream_k):
         return f"`promoted` requires no ping-pong and no split along k, got {tile}"
     return None
@@ -148,49 +149,60 @@ def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arc
     return None
 
 
-def _why_not_hopper(tile: Tile, in_dtype: str) -> str | None:
-    if tile.cta_group != 1:
-        return f"`cta_group` requires 1 on sm_90a (CTA pairs came with Blackwell), got {tile.cta_group}"
-    if tile.num_accs != 1:
-        return f"`num_accs` requires 1 on sm_90a (its accumulators are registers), got {tile.num_accs}"
+def _why_not_mma(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
+    """What the family's kernels have, and how many rows and columns their MMAs."""
+    of, pairs = arch.family, tile.cta_group
+    for field, why in of.lacks.items():
+        if getattr(tile, field):
+            return f"`{field}` requires {_having(field)}: {why}, got True"
+    if pairs not in of.mma_rows:
+        return f"`cta_group` requires {_legal_groups(of, arch.target)}, got {pairs}"
     if tile.pingpong and tile.cluster_k > 1:
         return f"`pingpong` requires cluster_k 1 (a split stores through the stages), got {tile.cluster_k}"
-    legal_m = (64, 128) if tile.pingpong else (64, 128, 256)
+    where = f"for cta_group {pairs}" if len(of.mma_rows) > 1 else f"on {arch.target}"
+    legal_m = of.pingpong_rows if tile.pingpong else of.mma_rows[pairs]
     if tile.mma_m not in legal_m:
-        return f"`mma_m` requires one of {legal_m} on sm_90a, got {tile.mma_m}"
-    if tile.mma_n % 16 or not 16 <= tile.mma_n <= 256:
-        return f"`mma_n` requires a multiple of 16 in 16..256 on sm_90a, got {tile.mma_n}"
-    if in_dtype == "float32" and tile.mma_n % 32 and tile.mma_n != 16:  # CuTeDSL 4.8.1 aborts on these
-        return f"`mma_n` requires 16 or a multiple of 32 for float32 on sm_90a, got {tile.mma_n}"
+        return f"`mma_m` requires one of {legal_m} {where}, got {tile.mma_m}"
+    step = of.mma_cols_step * pairs
+    if tile.mma_n % step or not step <= tile.mma_n <= MAX_MMA_N:
+        return f"`mma_n` requires a multiple of {step} in {step}..{MAX_MMA_N} {where}, got {tile.mma_n}"
+    words = of.float32_cols_step
+    if in_dtype == "float32" and tile.mma_n % words and tile.mma_n != step:
+        return f"`mma_n` requires {step} or a multiple of {words} for float32 on {arch.target}, got {tile.mma_n}"
+    return None
+
+
+def _why_not_sums(tile: Tile, arch: Arch) -> str | None:
+    """Whether accumulators fit where they are: in registers or in TMEM."""
+    of = arch.family
+    if not of.sums_in_tmem:
+        return _why_not_registers(tile, of, arch.target)
+    if not 1 <= tile.num_accs <= of.max_accs or (tile.num_accs > 1 and tile.mma_m // tile.cta_group != TMEM_LANES):
+        rule = f"1, or {of.max_accs} where an MMA fills the {TMEM_LANES} TMEM lanes"
+        return f"`num_accs` requires {rule}, got {tile.num_accs} for mma_m {tile.mma_m}"
+    if (cols := acc_cols(tile)) > arch.tmem_cols:
+        return f"accumulators require at most {arch.tmem_cols} TMEM columns, got {cols}"
+    return None
+
+
+def _why_not_registers(tile: Tile, of: Family, target: str) -> str | None:
+    if tile.num_accs != of.max_accs:
+        return f"`num_accs` requires {of.max_accs} on {target} (its accumulators are registers), got {tile.num_accs}"
     regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
-    most = 64 if tile.promoted else 128
+    most = of.acc_registers // (2 if tile.promoted else 1)
     if regs > most:
         return f"an accumulator requires at most {most} registers a thread, got {regs} for {tile.mma_m}x{tile.mma_n}"
     return None
 
 
-def _why_not_blackwell(tile: Tile, arch: Arch) -> str | None:
-    if tile.pingpong:
-        return "`pingpong` requires sm_90a: a Blackwell epilogue overlaps through TMEM, got True"
-    if tile.promoted:
-        return "`promoted` requires sm_90a: Blackwell's tensor cores sum in float32, got True"
-    if tile.stream_k:
-        return "`stream_k` requires sm_90a: the Blackwell kernel has no workspace yet, got True"
-    if tile.cta_group not in (1, 2):
-        return f"`cta_group` requires 1 or 2, got {tile.cta_group}"
-    legal_m = (64, 128) if tile.cta_group == 1 else (128, 256)
-    if tile.mma_m not in legal_m:
-        return f"`mma_m` requires one of {legal_m} for cta_group {tile.cta_group}, got {tile.mma_m}"
-    step = 16 * tile.cta_group  # PTX ISA, tcgen05.mma shapes; half of B must be whole 8-column groups
-    if tile.mma_n % step or not step <= tile.mma_n <= 256:
-        return f"`mma_n` requires a multiple of {step} in {step}..256 for cta_group {tile.cta_group}, got {tile.mma_n}"
-    if tile.num_accs not in (1, 2) or (tile.num_accs == 2 and tile.mma_m // tile.cta_group != TMEM_LANES):
-        rule = f"1, or 2 where an MMA fills the {TMEM_LANES} TMEM lanes"
-        return f"`num_accs` requires {rule}, got {tile.num_accs} for mma_m {tile.mma_m}"
-    cols = acc_cols(tile)
-    if cols > arch.tmem_cols:
-        return f"accumulators require at most {arch.tmem_cols} TMEM columns, got {cols}"
-    return None
+def _legal_groups(of: Family, target: str) -> str:
+    legal = " or ".join(map(str, of.mma_rows))
+    return legal if len(of.mma_rows) > 1 else f"{legal} on {target} (CTA pairs came with Blackwell)"
+
+
+def _having(field: str) -> str:
+    """The targets whose kernels have what a field of a tile asks."""
+    return " or ".join(target for target in TARGETS if field not in family_of(target).lacks)
 
 
 def why_not_sizes(problem: Problem) -> str | None:

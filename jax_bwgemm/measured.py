@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_bwgemm._version import __version__
-from jax_bwgemm.problem import DTYPE_SHORT, Problem
+from jax_bwgemm.problem import DTYPE_SHORT, GATES, Epilogue, Problem
 
 FORMAT = 1
 COMMAND = "python -m jax_bwgemm bench --tune --table FILE"
@@ -68,6 +68,15 @@ def key(problem: Problem) -> str:
     return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}{promoted}"
 
 
+def stand_in(problem: Problem) -> Problem | None:
+    """The product alone, if its times hold for `problem` as well: a bias, a relu or a scale is arithmetic on a result
+    that is in registers already. Not so a residual, which loads another operand, or a gate, which takes of some tiles'
+    time and not of others'."""
+    if problem.epilogue.has_residual or problem.epilogue.activation in GATES:
+        return None
+    return dataclasses.replace(problem, epilogue=Epilogue())
+
+
 def now() -> str:
     """The date of a record."""
     return datetime.datetime.now(datetime.UTC).strftime(_DATE)
@@ -96,6 +105,15 @@ def found(arch: str, problem: Problem) -> Iterator[Record]:
 def state(arch: str) -> tuple[object, ...]:
     """Of both tables, what changes with them."""
     return tuple((path, _stamp(path)) for path in (user_path(arch), shipped_path(arch)))
+
+
+def shipped(arch: str, problem: Problem) -> Record | None:
+    """What shipped of `problem`, or of what stands in for it, whichever cubins are at hand."""
+    path = shipped_path(arch)
+    records = _records(path, arch, _stamp(path))
+    return next(
+        (records[key(asked)] for asked in (problem, stand_in(problem)) if asked and key(asked) in records), None
+    )
 
 
 def load(path: Path) -> Table:

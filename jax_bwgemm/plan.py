@@ -6,30 +6,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from jax_bwgemm.arch import Arch, family
-from jax_bwgemm.cost import (
-    NO_STREAM,
-    RETAINED,
-    Cost,
-    Stream,
-    best_stream,
-    cluster_tiles,
-    concurrent_clusters,
-    cost,
-)
+from jax_bwgemm.arch import Arch
+from jax_bwgemm.cost import Cost, cost
 from jax_bwgemm.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.measured import Record
+from jax_bwgemm.order import l2_hints, raster
 from jax_bwgemm.padding import why_not_padded
-from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import FEW, NARROW_TILES, SHIPPED_TILES, Tile, acc_stages, is_tma_storable, k_tile
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.streams import NO_STREAM, Stream, best_stream
+from jax_bwgemm.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.variant import Variant, variant_for
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
-L2_HINTS = ("normal", "evict_first", "evict_last")
-RASTER_ORDERS = ("groups", "snake")
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 
@@ -53,11 +45,11 @@ class Plan:
 
     `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
-    row first, else columns, walked column first. `raster_order`, of `RASTER_ORDERS`: every group from the same side, or
-    every second one backwards. `a_l2` and `b_l2`, of `L2_HINTS`, are for the kernel's operands. `stream`: which tiles
-    the clusters share, if the tile has `stream_k`.
-    With `pdl` the kernel may start before the one before it ends (programmatic dependent launch). `candidates` are in
-    the planner's order of preference. `record` holds the measured times that the choice follows, if it does.
+    row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
+    side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
+    `stream`: which tiles the clusters share, if the tile has `stream_k`. With `pdl` the kernel may start before the one
+    before it ends (programmatic dependent launch). `candidates` are in the planner's order of preference. `record`
+    holds the measured times that the choice follows, if it does.
     """
 
     problem: Problem
@@ -95,13 +87,13 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
     for its few columns, or for its transpose, if that is `is_swappable`."""
-    kind, swaps = family(arch.target), is_read_swapped(problem, arch)
-    tiles = (tile for tile in shipped[kind] if tile.promoted == needs_promotion(problem, arch))
+    family, swaps = arch.family.name, is_read_swapped(problem, arch)
+    tiles = (tile for tile in shipped[family] if tile.promoted == needs_promotion(problem, arch))
     pairs = [(tile, swaps) for tile in tiles]
     if problem.n <= FEW and not swaps:
-        pairs += [(tile, False) for tile in narrow[kind] if tile not in shipped[kind]]
+        pairs += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
     if is_swappable(problem):
-        pairs += [(tile, True) for tile in narrow[kind]]
+        pairs += [(tile, True) for tile in narrow[family]]
     return tuple(
         Candidate(
             dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
@@ -127,10 +119,9 @@ def plan(
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
     That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
-    none was measured, of the least predicted one. Among tiles that
-    are predicted to tie, it is the one that reads least from the L2 cache: large products are limited by power, and
-    moving data costs power. A cluster of more than two CTAs wins no tie against a smaller one: on top of CTA pairs,
-    multicast gained nothing in the published figures.
+    none was measured, of the least predicted one. Among tiles that are predicted to tie, it is the one that reads least
+    from the L2 cache: large products are limited by power, and moving data costs power. A cluster of more than two CTAs
+    wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
@@ -167,7 +158,7 @@ def plan(
         best.tile,
         raster_group=group,
         raster_along_n=along_n,
-        raster_order=raster_order(arch),
+        raster_order=arch.family.raster_order,
         swapped=best.swapped,
         a_l2=a_l2,
         b_l2=b_l2,
@@ -175,84 +166,6 @@ def plan(
         stream=stream,
         record=source,
     )
-
-
-def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
-    """(raster_group, raster_along_n): the order of tiles under which the concurrent ones share most of the L2 cache.
-
-    A wave of W cluster tiles over g tile rows reads g tile rows of A and W/g tile columns of B: least where both are
-    equally many bytes. Groups of rows read A once, and B once each, unless it stays in `RETAINED` of the cache; groups
-    of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
-    faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
-    """
-    longer = int(problem.n > problem.m)
-    choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
-    along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
-    return choices[along_n], along_n
-
-
-def raster_order(arch: Arch) -> str:
-    """On an H200, a snake was as fast as groups, or a little faster, for each of five large products; of Blackwell
-    nothing is measured."""
-    return "snake" if family(arch.target) == "hopper" else "groups"
-
-
-def _group(tile: Tile, problem: Problem, arch: Arch, along_n: int) -> int:
-    rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
-    ratio = rows / cols if along_n else cols / rows
-    ideal = 2 ** round(math.log2(math.sqrt(concurrent_clusters(tile, arch) * ratio)))
-    return max(1, min(ideal, cluster_tiles(tile, problem)[along_n]))
-
-
-def _bytes_read(tile: Tile, problem: Problem, arch: Arch, along_n: int, group: int) -> int:
-    """From device memory, of both operands."""
-    grouped, other = operand_bytes(problem)[:: -1 if along_n else 1]
-    groups = -(-cluster_tiles(tile, problem)[along_n] // group)
-    return grouped + other * (1 if other <= RETAINED * arch.l2_bytes else groups)
-
-
-def l2_hints(tile: Tile, problem: Problem, arch: Arch) -> tuple[str, str]:
-    """(a_l2, b_l2): what to keep in the L2 cache, and what to let go first.
-
-    Where all of it fits, the cache's own order is right: whoever reads the result, or the operands again, finds them.
-    Else an operand that no second tile reads is let go first, so that it does not push out what others read again;
-    and so is one larger than the cache that concurrent tiles do not share, for it will be gone before it is read
-    again. An operand that is read again and fits (in `RETAINED` of the cache) is kept last beside such a stream.
-    Two operands that are both shared by concurrent tiles need no hint: the tile order keeps what they share. None on
-    Hopper: on an H200 no pair of hints gained 1 % on four large products, and two pairs lost 2 to 4 %.
-    """
-    if family(arch.target) == "hopper" or problem.min_bytes <= RETAINED * arch.l2_bytes:
-        return "normal", "normal"
-    streams = _is_stream("a", tile, problem, arch), _is_stream("b", tile, problem, arch)
-    sizes = operand_bytes(problem)
-    a, b = (_hint(*facts, arch) for facts in zip(sizes, streams, streams[::-1], strict=True))
-    return a, b
-
-
-def operand_bytes(problem: Problem) -> tuple[int, int]:
-    """Bytes of a and of b, all their matrices."""
-    a = problem.a_batch * problem.m * problem.k * DTYPE_BYTES[problem.a_dtype]
-    return a, problem.b_batch * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]
-
-
-def _hint(size: int, is_stream: bool, is_other_stream: bool, arch: Arch) -> str:
-    if is_stream:
-        return "evict_first"
-    return "evict_last" if is_other_stream and size <= RETAINED * arch.l2_bytes else "normal"
-
-
-def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
-    """Whether one tile reads each part of it, or several whose reads lie too far apart."""
-    tiles_m, tiles_n = cluster_tiles(tile, problem)
-    is_a = operand == "a"
-    own_batch = (problem.a_batch if is_a else problem.b_batch) > 1
-    reads = (tiles_n if is_a else tiles_m) * (1 if own_batch else problem.batch)
-    if reads == 1:
-        return True
-    group, along_n = raster(tile, problem, arch)
-    across = -(-concurrent_clusters(tile, arch) // group)
-    sharing = min(reads, (group if along_n else across) if is_a else (across if along_n else group))
-    return sharing == 1 and operand_bytes(problem)[0 if is_a else 1] > arch.l2_bytes
 
 
 def _judge(
@@ -287,7 +200,7 @@ def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
 
 def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
     """A single accumulator in TMEM: nothing hides its epilogue, and no measurement of ours says how long that is."""
-    return family(arch.target) == "blackwell" and acc_stages(candidate.tile) == 1
+    return arch.family.sums_in_tmem and acc_stages(candidate.tile, arch.tmem_cols) == 1
 
 
 def _preference(candidate: Candidate) -> tuple[bool, bool, bool, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.arch import Arch, family_of
+from jax_bwgemm.families import TMEM_LANES
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 
 SWIZZLE_BYTES = 128  # the k extent of a stage; a k-major operand's rows are exactly one swizzle span
@@ -14,12 +15,10 @@ STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several s
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
-RESIDUAL_BUFFERS = 8  # of a Hopper warpgroup, at most: all boxes of a 64x256 or 128x128 tile of 2 bytes
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
-TMEM_LANES = 128
 FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
-HELD_REGISTERS = 192  # of a Hopper consumer's 240, for its sums and a rounded result: no variant spills
+WARPS_PER_WARPGROUP = 4
 INT32_MAX = 2**31 - 1
 
 
@@ -63,8 +62,8 @@ class Tile:
 
     @property
     def num_consumer_warpgroups(self) -> int:
-        """Hopper only: each takes mma_m / this rows, or in a ping-pong the whole tile; its registers hold 64x256 or
-        128x128 of float32."""
+        """Where accumulators are registers: each takes mma_m / this rows, or in a ping-pong the whole tile; its
+        registers hold 64x256 or 128x128 of float32."""
         return 2 if self.pingpong else min(2, self.mma_m // 64)
 
     def __str__(self) -> str:
@@ -91,118 +90,55 @@ class Tile:
         )
 
 
-SHIPPED_TILES = {
-    "hopper": (
-        Tile(128, 256, cluster_m=2),
-        Tile(128, 256),
-        Tile(128, 192, cluster_m=2),
-        Tile(256, 128, cluster_n=2),
-        Tile(256, 128),
-        Tile(128, 128, cluster_m=2),
-        Tile(128, 128),
-        Tile(64, 256),
-        Tile(64, 128),
-        Tile(128, 256, cluster_m=4),
-        Tile(128, 256, cluster_m=2, cluster_n=2),
-        Tile(128, 128, cluster_m=2, pingpong=True),
-        Tile(128, 256, cluster_k=2),
-        Tile(128, 256, cluster_k=4),
-        Tile(128, 128, cluster_k=2),
-        Tile(128, 128, cluster_k=4),
-        Tile(64, 128, cluster_k=2),
-        Tile(128, 256, cluster_m=2, stream_k=True),
-        Tile(128, 256, stream_k=True),
-        Tile(128, 128, cluster_m=2, stream_k=True),
-        Tile(128, 192, cluster_m=2, stream_k=True),
-        Tile(128, 96, cluster_m=2),
-        Tile(128, 96),
-        Tile(128, 96, cluster_m=2, pingpong=True),
-        Tile(128, 64),
-        Tile(64, 64),
-        Tile(64, 64, stream_k=True),
-        Tile(128, 128, cluster_m=2, promoted=True),
-        Tile(128, 128, promoted=True),
-    ),
-    "blackwell": (
-        Tile(256, 256, cta_group=2, cluster_m=2),
-        Tile(256, 256, cta_group=2, cluster_m=2, num_accs=2),
-        Tile(256, 192, cta_group=2, cluster_m=2),
-        Tile(256, 128, cta_group=2, cluster_m=2),
-        Tile(128, 128, cta_group=2, cluster_m=2),
-        Tile(128, 256),
-        Tile(128, 128),
-        Tile(128, 64),
-        Tile(64, 128),
-        Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4),
-        Tile(128, 128, cluster_k=4),
-        Tile(128, 64, cluster_k=8),
-    ),
-}  # what the planner chooses from and the catalogue compiles, per `arch.family`, for 2-byte operands
-NARROW_TILES = {
-    "hopper": (
-        Tile(128, 16),
-        Tile(128, 32),
-        Tile(128, 64),
-        Tile(64, 16),
-        Tile(256, 16),
-        Tile(256, 32),
-        Tile(256, 64),
-        Tile(64, 16, stream_k=True),
-        Tile(64, 32, stream_k=True),
-        Tile(64, 64, stream_k=True),
-        Tile(128, 16, stream_k=True),
-        Tile(128, 32, stream_k=True),
-        Tile(128, 64, stream_k=True),
-        Tile(64, 16, cluster_k=2),
-        Tile(64, 16, cluster_k=4),
-        Tile(64, 32, cluster_k=2),
-        Tile(64, 32, cluster_k=4),
-        Tile(64, 64, cluster_k=2),
-    ),
-    "blackwell": (
-        Tile(128, 16),
-        Tile(128, 32),
-        Tile(128, 64),
-        Tile(128, 16, cluster_k=4),
-        Tile(128, 32, cluster_k=4),
-        Tile(128, 64, cluster_k=4),
-    ),
-}  # the same where n is narrow: of few columns, or of the transposed product of few rows
-
-
 def k_tile(in_dtype: str) -> int:
     """Elements of k in one stage: SWIZZLE_BYTES of them."""
     return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype]
 
 
+def storing_warps(tile: Tile, target: str) -> int:
+    """Those that multiply, where accumulators are registers; else four, for each reads a quarter of the TMEM lanes (PTX
+    ISA, tcgen05.ld)."""
+    return WARPS_PER_WARPGROUP * (1 if family_of(target).sums_in_tmem else tile.num_consumer_warpgroups)
+
+
 def num_threads(tile: Tile, target: str, has_residual: bool = False) -> int:
-    """Hopper: a producer warpgroup and the consumers. Blackwell: 4 epilogue warps, 1 MMA warp, 1 load warp, and one
-    that loads the residual."""
-    if family(target) == "hopper":
-        return 128 * (1 + tile.num_consumer_warpgroups)
-    return 224 if has_residual else 192
+    """Those that store, and the warps that load, multiply or load the residual, where others than these do it."""
+    of = family_of(target)
+    others = of.load_warps + of.mma_warps + (of.residual_warps if has_residual else 0)
+    return 32 * (storing_warps(tile, target) + others)
+
+
+def column_halves(tile: Tile) -> int:
+    """2 where a pair of 64-row CTAs keeps the columns' halves in different TMEM lanes (PTX ISA, tcgen05 layout B)."""
+    return 2 if tile.cta_group == 2 and tile.mma_m == TMEM_LANES else 1
 
 
 def store_groups(tile: Tile, target: str) -> int:
-    """Groups of warps that store on their own: Hopper's consumer warpgroups; a Blackwell CTA's four warps, but two and
-    two where a pair of 64-row CTAs keeps the columns' halves in different TMEM lanes (PTX ISA, tcgen05 layout B)."""
-    if family(target) == "hopper":
-        return tile.num_consumer_warpgroups
-    return 2 if tile.cta_group == 2 and tile.mma_m == 128 else 1
+    """Groups of warps that store on their own: warpgroups that have rows of their own in registers, or the warps of one
+    that have the same columns in TMEM."""
+    return column_halves(tile) if family_of(target).sums_in_tmem else tile.num_consumer_warpgroups
+
+
+def _group_cols(tile: Tile, target: str) -> int:
+    """Columns of a store group's part of the result."""
+    return tile.mma_n // (column_halves(tile) if family_of(target).sums_in_tmem else 1)
 
 
 def store_rows(tile: Tile, target: str) -> int:
-    """Rows of a store box: a warpgroup's wgmma, or a Blackwell CTA's part of one MMA tile."""
-    return 64 if family(target) == "hopper" else tile.mma_m // tile.cta_group
+    """Rows of a store box: those of one MMA in a CTA."""
+    return family_of(target).slab_rows or tile.mma_m // tile.cta_group
 
 
 def store_cols(tile: Tile, out_dtype: str, target: str) -> int:
     """Columns of a store box: STORE_SPAN_BYTES, or fewer where they do not divide the columns of a store group; 16 or
     32 bytes' in a split along k, whose CTAs share the boxes out among themselves."""
-    halves = store_groups(tile, target) if family(target) == "blackwell" else 1
+    return _box_cols(tile, _group_cols(tile, target), out_dtype)
+
+
+def _box_cols(tile: Tile, group_cols: int, out_dtype: str) -> int:
     out_bytes = DTYPE_BYTES[out_dtype]
     widest = STORE_SPAN_BYTES if tile.cluster_k == 1 else max(32, 16 * out_bytes)
-    return _span_bytes(tile.mma_n // halves * out_bytes, widest) // out_bytes
+    return _span_bytes(group_cols * out_bytes, widest) // out_bytes
 
 
 def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[int, int]:
@@ -214,52 +150,52 @@ def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[in
 
 
 def warpgroup_slabs(tile: Tile) -> int:
-    """Hopper: slabs of 64 rows that a consumer warpgroup has of a tile; in a ping-pong all."""
+    """Where accumulators are registers: slabs of 64 rows of a tile that a warpgroup has; in a ping-pong all."""
     return tile.cta_m // (64 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
 
 
 def store_boxes(tile: Tile, out_dtype: str) -> int:
-    """Hopper: boxes of a tile that a warpgroup stores by TMA."""
-    return warpgroup_slabs(tile) * (tile.mma_n // store_cols(tile, out_dtype, "sm_90a"))
+    """Where accumulators are registers: boxes of a tile that a warpgroup stores by TMA."""
+    return warpgroup_slabs(tile) * (tile.mma_n // _box_cols(tile, tile.mma_n, out_dtype))
 
 
 def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of each store group. Hopper's take a residual's boxes first, for a whole tile ahead or for as large
-    a part of it as divides it."""
-    if family(target) == "blackwell" or not has_residual:
+    """Store buffers of each store group. Those that take a residual's boxes first are for a whole tile ahead, or for as
+    large a part of it as divides it."""
+    most = family_of(target).residual_buffers
+    if most == 0 or not has_residual:
         return EPILOGUE_STAGES
     boxes = store_boxes(tile, out_dtype)
-    return max(count for count in range(1, RESIDUAL_BUFFERS + 1) if boxes % count == 0)
+    return max(count for count in range(1, most + 1) if boxes % count == 0)
 
 
 def defers_store(
     tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False, has_residual: bool = False
 ) -> bool:
-    """Hopper: whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside
-    its wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
+    """Whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside its
+    wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
     16 find room beside any held result. With a residual, the store buffers hold the result."""
-    if family(target) != "hopper" or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
+    held_registers = family_of(target).held_registers
+    if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     more_slabs = warpgroup_slabs(tile) - 1
     fragments = 16 * more_slabs if a_in_registers else 0
-    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 + fragments <= HELD_REGISTERS
+    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 + fragments <= held_registers
 
 
 def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
     """(rows, columns) that a warp stores at a time where TMA cannot step over an n-major result's rows. Rows: 16 or 8,
     what its share of the store buffers holds; columns: at most SEGMENT_BYTES and 128 accumulators a thread, or in a
     split along k a store box's."""
-    groups, rows = store_groups(tile, target), store_rows(tile, target)
-    warps = 4 if family(target) == "hopper" else 4 // groups  # of a group
+    rows, warps = store_rows(tile, target), storing_warps(tile, target) // store_groups(tile, target)  # of a group
     out_bytes, box_cols = DTYPE_BYTES[out_dtype], store_cols(tile, out_dtype, target)
     share = EPILOGUE_STAGES * rows * box_cols * out_bytes // warps
     cols = box_cols
     if tile.cluster_k == 1:
-        extent = tile.mma_n if family(target) == "hopper" else tile.mma_n // groups
         widest = min(SEGMENT_BYTES, share // 8, 128 * 32 * warps // rows * out_bytes)
-        cols = _span_bytes(extent * out_bytes, widest) // out_bytes
+        cols = _span_bytes(_group_cols(tile, target) * out_bytes, widest) // out_bytes
     return (16 if 16 * cols * out_bytes <= share else 8), cols
 
 
@@ -283,14 +219,13 @@ def sharing_ctas(tile: Tile, operand: str) -> int:
 
 
 def reads_a_from_registers(in_dtype: str, a_major: str, target: str) -> bool:
-    """Hopper: whether threads pick A's fragments out of shared memory, whence wgmma reads only 2 bytes m-major."""
-    return family(target) == "hopper" and DTYPE_BYTES[in_dtype] != 2 and a_major == "m"
+    """Whether threads pick A's fragments out of shared memory, for MMAs cannot read it there as it lies."""
+    return DTYPE_BYTES[in_dtype] not in family_of(target).mn_major_bytes and a_major == "m"
 
 
 def swizzle_atom_bytes(in_dtype: str, major: str, target: str) -> int:
-    """What a swizzle moves as a whole: 16 bytes, but 32 for Blackwell's TF32 whose rows are contiguous (PTX ISA,
-    tcgen05 shared memory layout, 128-byte swizzle with 32-byte atomicity)."""
-    return 32 if family(target) == "blackwell" and in_dtype == "float32" and major != "k" else 16
+    """What a swizzle moves as a whole: 16 bytes, or more of TF32 whose rows are contiguous."""
+    return family_of(target).word_atom_bytes if in_dtype == "float32" and major != "k" else 16
 
 
 def _span_bytes(extent_bytes: int, widest: int) -> int:
@@ -312,8 +247,8 @@ def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
 
 
 def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of a CTA and, on Blackwell, of the same number and size those into which a residual is loaded."""
-    copies = 1 + (has_residual and family(target) == "blackwell")
+    """Store buffers of a CTA, and of the same number and size those of a residual that has its own."""
+    copies = 1 + (has_residual and family_of(target).residual_buffers == 0)
     return store_buffers(tile, out_dtype, target, has_residual) * store_box_bytes(tile, out_dtype, target) * copies
 
 
@@ -336,7 +271,7 @@ def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, has_residu
 
 def acc_cols(tile: Tile) -> int:
     """TMEM columns of one accumulator of a Blackwell CTA (all `num_accs` MMA tiles of it)."""
-    return tile.num_accs * (tile.load_n if tile.mma_m == 128 and tile.cta_group == 2 else tile.mma_n)
+    return tile.num_accs * (tile.mma_n // column_halves(tile))
 
 
 def acc_stages(tile: Tile, tmem_cols: int = 512) -> int:

@@ -11,7 +11,7 @@ import _sharing
 import numpy as np
 from _common import BOUND, Rung, emulate, operands, relative_error, rung_of
 
-from jax_bwgemm.arch import family
+from jax_bwgemm.arch import family_of
 from jax_bwgemm.emulator import Counters, EmulatorError, Schedule
 
 EMULATED, UNEVEN, ON_GPU = (512, 1024, 256), (328, 776, 200), (8192, 8192, 8192)  # m, n, k
@@ -68,7 +68,7 @@ def _introduce(rung: Rung, before: Rung | None) -> None:
 
 def _shows_sharing(rung: Rung) -> bool:
     """Masks of commits are Blackwell's."""
-    return rung.tile.cluster_ctas > rung.tile.cta_group and family(rung.arch) == "blackwell"
+    return rung.tile.cluster_ctas > rung.tile.cta_group and family_of(rung.arch).name == "blackwell"
 
 
 def _checked(rung: Rung, shape: tuple[int, int, int]) -> Counters:

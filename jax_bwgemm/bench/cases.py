@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 
-from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, GATES, Epilogue, Problem
+from jax_bwgemm.measured import stand_in
+from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
 EPILOGUES = (
@@ -128,14 +129,16 @@ class Case:
         )  # fmt: skip
 
     @property
-    def tuned(self) -> tuple[Problem, ...]:
-        """What a table should have the times of: the product alone, which others borrow, and with a gate or a residual,
-        which take time of their own (`decision.measurements`)."""
-        if not {*GATES, "residual"} & set(self.steps):
-            return (self.problem,)
+    def fused(self) -> Problem:
+        """The product (of swiglu, the first of two) with its epilogue."""
         activation = next((step for step in self.steps if step in ACTIVATIONS), None)
         epilogue = Epilogue(1.0, "bias" in self.steps, activation, "residual" in self.steps)
-        return self.problem, dataclasses.replace(self.problem, epilogue=epilogue)
+        return dataclasses.replace(self.problem, epilogue=epilogue)
+
+    @property
+    def tuned(self) -> tuple[Problem, ...]:
+        """What a table should have the times of: the product alone, and with an epilogue that cannot borrow these."""
+        return (self.problem,) if stand_in(self.fused) else (self.problem, self.fused)
 
     @property
     def flops(self) -> int:

@@ -1,53 +1,50 @@
 """`bench --fit`: searches the constants of the cost model under which it would choose best among measured kernels.
 
-Of files that `--regret` wrote on Hopper. A random walk keeps what loses less: what the choices lose on average and at
-worst, and how far predicted times scatter about measured ones. Prints the constants as `cost` and `arch` name them;
-changes neither.
+Of files that `--regret` wrote, on Hopper so far. A random walk keeps what loses less: what the choices lose on average
+and at worst, and how far predicted times scatter about measured ones. Prints the constants by their names in
+`constants`; changes none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm import cost as model
 from jax_bwgemm.arch import Arch, by_name
 from jax_bwgemm.bench import regret
+from jax_bwgemm.constants import Constants
+from jax_bwgemm.cost import cost
 from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.plan import Candidate, plan
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
 
-HOPPER = "hopper"
-PARAMETERS: tuple[tuple[str, Any, float, float], ...] = (
-    ("START_CYCLES", HOPPER, 100, 20000),
-    ("MEETING_CYCLES", HOPPER, 10, 10000),
-    ("TORN_LINES", HOPPER, 1, 2.2),
-    ("LATENCY", HOPPER, 0.1, 4),
-    ("OVERLAP", HOPPER, 1, 12),
-    ("MEMORY_OVERLAP", HOPPER, 1, 12),
-    ("L2_ALONE_BYTES_PER_CLK", HOPPER, 30, 140),
-    ("EXCHANGE_CYCLES", 0, 100, 20000),
-    ("EXCHANGE_CYCLES", 1, 10, 5000),
-    ("STREAM_CYCLES", None, 100, 20000),
-    ("STREAM_PART", None, 0.2, 10),
-    ("STREAM_SKEW", None, 1, 1.5),
-    ("HOPPER_THREAD_STORE_CYCLES", None, 0.01, 1),
-    ("HOPPER_CLOCK", 0, 1.98, 6),
-    ("HOPPER_CLOCK", 1, 0.01, 4),
-    ("l2_read_bytes_per_clk", Arch, 20, 90),
-)  # name, place in it, least, most; the last one is the Arch's
+PARAMETERS = {
+    "start_cycles": (100, 20000),
+    "meeting_cycles": (10, 10000),
+    "torn_lines": (1, 2.2),
+    "latency": (0.1, 4),
+    "overlap": (1, 12),
+    "memory_overlap": (1, 12),
+    "l2_alone_bytes_per_clk": (30, 140),
+    "exchange_cycles": (100, 20000),
+    "exchange_cta_cycles": (10, 5000),
+    "stream_cycles": (100, 20000),
+    "stream_part": (0.2, 10),
+    "stream_skew": (1, 1.5),
+    "thread_store_cycles": (0.01, 1),
+    "clock_idle_ghz": (1.98, 6),
+    "clock_slope_ghz": (0.01, 4),
+    "l2_read_bytes_per_clk": (20, 90),
+}  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm
-
-Values = tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,44 +71,41 @@ def main(paths: Sequence[Path], steps: int, seed: int) -> int:
     arch, products = load(paths[0])[0], [product for path in paths for product in load(path)[1]]
     if not products:
         raise ValueError(f"`--fit` requires products that kernels of ours compute, got none in {list(map(str, paths))}")
-    before = current(arch)
+    before = arch.constants
     after = search(arch, products, steps, seed)
-    for (name, place, *_), old, new in zip(PARAMETERS, before, after, strict=True):
-        where = "" if place in (None, Arch) else f"[{place!r}]"
-        print(f"{name + where:<36} {old:10.4g} -> {new:.4g}")
-    for label, values in (("before", before), ("after", after)):
-        with using(values, arch) as own:
-            lost = regret.statistics([lost_by(product, own) for product in products])
+    for name in PARAMETERS:
+        print(f"{name:<24} {getattr(before, name):10.4g} -> {getattr(after, name):.4g}")
+    for label, constants in (("before", before), ("after", after)):
+        own = dataclasses.replace(arch, constants=constants)
+        lost = regret.statistics([lost_by(product, own) for product in products])
         print(f"{label}: " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in lost.items()))
     return 0
 
 
 def search(
     arch: Arch, products: Sequence[Measured], steps: int, seed: int, keep: Callable[[float], object] = lambda loss: None
-) -> Values:
-    """The best values found in so many steps from the present ones; `keep` hears of each improvement."""
-    rng, best = random.Random(seed), current(arch)
+) -> Constants:
+    """The best constants found in so many steps from the arch's; `keep` hears of each improvement."""
+    rng, best = random.Random(seed), arch.constants
     least = loss(best, arch, products)
     for _ in range(steps):
-        values = list(best)
-        for i in rng.sample(range(len(values)), rng.choice((1, 1, 2, 3))):
-            _, _, low, high = PARAMETERS[i]
-            values[i] = min(high, max(low, values[i] * math.exp(rng.gauss(0, STEP))))
-        if (found := loss(tuple(values), arch, products)) < least:
-            least, best = found, tuple(values)
+        names = rng.sample(list(PARAMETERS), rng.choice((1, 1, 2, 3)))
+        tried = dataclasses.replace(best, **{name: _moved(getattr(best, name), name, rng) for name in names})
+        if (found := loss(tried, arch, products)) < least:
+            least, best = found, tried
             keep(found)
     return best
 
 
-def loss(values: Values, arch: Arch, products: Sequence[Measured]) -> float:
-    with using(values, arch) as own:
-        lost = [lost_by(product, own) for product in products]
-        scatter = [
-            math.log((found.us - found.padding_us - model.LAUNCH_US) / us)
-            for product in products
-            for (tile, is_swapped), us in product.times_us.items()
-            for found in [model.cost(tile, product.problem.transposed if is_swapped else product.problem, own)]
-        ]
+def loss(constants: Constants, arch: Arch, products: Sequence[Measured]) -> float:
+    own = dataclasses.replace(arch, constants=constants)
+    lost = [lost_by(product, own) for product in products]
+    scatter = [
+        math.log((found.us - found.padding_us - constants.launch_us) / us)
+        for product in products
+        for (tile, is_swapped), us in product.times_us.items()
+        for found in [cost(tile, product.problem.transposed if is_swapped else product.problem, own)]
+    ]
     mean, _, p90, _ = regret.statistics(lost).values()
     return mean + 0.3 * p90 + SCATTER_WEIGHT * statistics.pstdev(scatter)
 
@@ -128,41 +122,9 @@ def lost_by(product: Measured, arch: Arch) -> float:
     return product.times_us[chosen.tile, chosen.swapped] / min(product.times_us.values()) - 1
 
 
-def current(arch: Arch) -> Values:
-    return tuple(
-        arch.l2_read_bytes_per_clk
-        if place is Arch
-        else getattr(model, name)
-        if place is None
-        else getattr(model, name)[place]
-        for name, place, _, _ in PARAMETERS
-    )
-
-
-@contextlib.contextmanager
-def using(values: Values, arch: Arch) -> Iterator[Arch]:
-    """The model has these values, and `arch` as well, while the block lasts."""
-    before = {name: getattr(model, name) for name, place, _, _ in PARAMETERS if place is not Arch}
-    own = arch
-    try:
-        for (name, place, _, _), value in zip(PARAMETERS, values, strict=True):
-            if place is Arch:
-                own = dataclasses.replace(own, l2_read_bytes_per_clk=value)
-            else:
-                setattr(model, name, _with(getattr(model, name), place, value))
-        yield own
-    finally:
-        for name, old in before.items():
-            setattr(model, name, old)
-
-
-def _with(constant: Any, place: Any, value: float) -> Any:
-    """A constant, but for what it has at `place`."""
-    if place is None:
-        return value
-    if isinstance(constant, dict):
-        return constant | {place: value}
-    return tuple(value if i == place else old for i, old in enumerate(constant))
+def _moved(value: float, name: str, rng: random.Random) -> float:
+    low, high = PARAMETERS[name]
+    return min(high, max(low, value * math.exp(rng.gauss(0, STEP))))
 
 
 def _measured(fields: dict[str, Any]) -> Measured:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from jax_bwgemm.arch import TARGETS, family
+from jax_bwgemm.arch import TARGETS, family_of
 from jax_bwgemm.cli.drawing import progress_bar
 
 HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def _targets(text: str) -> list[str]:
     targets = [part.strip() for part in text.split(",") if part.strip()]
     for target in targets:
-        family(target)
+        family_of(target)
     if not targets:
         raise ValueError(f"`--arch` requires at least one of {', '.join(TARGETS)}, got {text!r}")
     return targets

@@ -29,14 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--tile", help="the only candidate, for example 128x256x64_cta1_cluster2x1")
     parser.add_argument("--published", action="store_true", help="the cost model beside published figures instead")
+    parser.add_argument("--choices", action="store_true", help="what is chosen for many products instead, a line each")
 
 
 def run(args: argparse.Namespace) -> int:
+    from jax_bwgemm.cli.explain_choices import text
     from jax_bwgemm.cli.explain_published import table
     from jax_bwgemm.explain import Explanation, explain_problem
 
-    if args.published:
-        print(table())
+    if args.published or args.choices:
+        print(table() if args.published else text())
         return 0
     problem, tile = _problem(args), Tile.from_str(args.tile) if args.tile else None
     if reason := why_not_dtypes(problem):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_bwgemm import cost as model
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.cost import COMMIT_CYCLES, Schedule, cost, fill_rate, mma_cycles, mma_interval
+from jax_bwgemm.arch import ARCHS, Arch
+from jax_bwgemm.cost import Schedule, cost
+from jax_bwgemm.cycles import commit_cycles, fill_rate, mma_cycles, mma_interval
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 
@@ -39,7 +39,7 @@ class Figure:
         return self.predicted / self.published - 1
 
 
-def kernels() -> list[Figure]:
+def kernels(arch: Arch = B200) -> list[Figure]:
     """Three kernels at 8192^3, bf16: 4 stages, one accumulator, direct stores, a tile a CTA."""
     problem = Problem(8192, 8192, 8192, b_major="k")
     many = dataclasses.replace(PAIR, cluster_m=4, cluster_n=4)
@@ -49,12 +49,12 @@ def kernels() -> list[Figure]:
         "2-CTA 256x256, multicast, cluster 4x4": (1396, many),
     }
     return [
-        Figure(name, "TFLOP/s", published, _tflops(problem, {tile: _DIRECT}), fits=True)
+        Figure(name, "TFLOP/s", published, _tflops(problem, {tile: _DIRECT}, arch), fits=True)
         for name, (published, tile) in listed.items()
     ]
 
 
-def ladder() -> list[Figure]:
+def ladder(arch: Arch = B200) -> list[Figure]:
     """JAX's tutorial at 4096x8192x4096, float16; each rung with the best of the tiles that it was tuned over."""
     problem = Problem(4096, 8192, 4096, 1, *("float16",) * 3)
     square, wide = Tile(128, 128), Tile(128, 256)
@@ -71,7 +71,7 @@ def ladder() -> list[Figure]:
         "6 grid tiling": (69.44, {PAIR: dataclasses.replace(own_warps, is_grouped=True)}),
     }
     return [
-        Figure(name, "% of 2250", published, 100 * _tflops(problem, tiles) / LADDER_PEAK_TFLOPS, fits=True)
+        Figure(name, "% of 2250", published, 100 * _tflops(problem, tiles, arch) / LADDER_PEAK_TFLOPS, fits=True)
         for name, (published, tiles) in rungs.items()
     ]
 
@@ -101,7 +101,7 @@ def microbenchmarks() -> list[Figure]:
         found.append(Figure(f"MMA interval, {name}", "cycles", published, mma_interval(tile, B200)))
     for tile in (Tile(128, 256), PAIR):
         published = 4 * 128 + {1: 148, 2: 182}[tile.cta_group]
-        predicted = mma_cycles(tile, BF16_BYTES, B200) + COMMIT_CYCLES[tile.cta_group]
+        predicted = mma_cycles(tile, BF16_BYTES, B200) + commit_cycles(tile, B200)
         found.append(Figure(f"4 MMAs, commit, wait, {tile.cta_group}-CTA", "cycles", published, predicted))
     doubled = dataclasses.replace(PAIR, num_accs=2)
     for tile, published in ((Tile(128, 128), 128), (Tile(128, 256), 96), (PAIR, 64), (doubled, 48)):
@@ -146,17 +146,18 @@ def _line(figure: Figure) -> str:
 
 
 def _constants() -> list[str]:
+    c = B200.constants
     return [
         "Fitted to the ten figures of the first two groups, four constants:",
-        f"  MEMORY_OVERLAP {model.MEMORY_OVERLAP['blackwell']:g}, START_CYCLES {model.START_CYCLES['blackwell']:g}, "
-        f"ISSUE_CYCLES {model.ISSUE_CYCLES:g}, THREAD_STORE_CYCLES {model.THREAD_STORE_CYCLES:g}",
-        f"Chosen on an H200 and kept: OVERLAP {model.OVERLAP['blackwell']:g}.",
+        f"  memory_overlap {c.memory_overlap:g}, start_cycles {c.start_cycles:g}, issue_cycles {c.issue_cycles:g}, "
+        f"thread_store_cycles {c.thread_store_cycles:g}",
+        f"Chosen on an H200 and kept: overlap {c.overlap:g}.",
         "Assumed, and kept because the figures fit better with them: the L2 cache keeps its clock while the SMs slow",
-        f"  down; an operand above {model.RETAINED:g} of the cache is read again for each block of concurrent tiles.",
-        "Published: MMA intervals, commit, load latency, L2 bytes a clock, the clock under load. Others: see cost.py.",
+        f"  down; an operand above {c.retained:g} of the cache is read again for each block of concurrent tiles.",
+        "Published: MMA intervals, commit, load latency, L2 bytes a clock, the clock under load. Others: constants.py.",
     ]
 
 
-def _tflops(problem: Problem, tiles: dict[Tile, Schedule]) -> float:
-    us = min(cost(tile, problem, B200, schedule).us for tile, schedule in tiles.items())
+def _tflops(problem: Problem, tiles: dict[Tile, Schedule], arch: Arch) -> float:
+    us = min(cost(tile, problem, arch, schedule).us for tile, schedule in tiles.items())
     return problem.flops / us / 1e6

@@ -6,9 +6,17 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from jax_bwgemm.arch import ARCHS, TARGETS, family
+from jax_bwgemm.arch import ARCHS, TARGETS, family_of
 from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, Repack
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile, k_tile
+from jax_bwgemm.shipped import (
+    HOPPER_BASE,
+    HOPPER_FURTHER,
+    HOPPER_NARROW_BASE,
+    HOPPER_PROMOTED,
+    NARROW_TILES,
+    SHIPPED_TILES,
+)
+from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant, why_not_variant
 
 BF16, F16, F32, S32 = "bfloat16", "float16", "float32", "int32"
@@ -60,10 +68,9 @@ MULTICAST = tuple(
 BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
-HOPPER_PROMOTED = tuple(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted)
 HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows, as many as an MMA has
 HOPPER_NARROW_FUSED = (
-    *NARROW_TILES["hopper"][:3],
+    *HOPPER_NARROW_BASE,
     Tile(256, 32),
     Tile(256, 64),
     Tile(64, 16, stream_k=True),
@@ -83,23 +90,22 @@ HOPPER_ODD = (
     Tile(128, 96, cluster_m=2),
 )  # of any shape, where TMA cannot step over the result's rows
 HOPPER_NARROW_ODD = (
-    *NARROW_TILES["hopper"][:3],
+    *HOPPER_NARROW_BASE,
     Tile(64, 16),
     Tile(64, 16, stream_k=True),
     Tile(64, 32, stream_k=True),
 )  # of few rows
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
-HOPPER_BASE = SHIPPED_TILES["hopper"][:9]  # the others are for some shapes only
 
 
-def _few_columns(kind: str) -> tuple[Tile, ...]:
-    return tuple(tile for tile in NARROW_TILES[kind] if tile not in SHIPPED_TILES[kind])
+def _few_columns(family: str) -> tuple[Tile, ...]:
+    return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])
 
 
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, HALF),
-        Row(tuple(tile for tile in SHIPPED_TILES["hopper"][9:] if not tile.promoted), SAME[:1]),
+        Row(HOPPER_FURTHER, SAME[:1]),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
@@ -128,10 +134,10 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE_KINDS, c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
-        Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), FP8, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",), c_major="m"),
         Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk", "mk")),
-        Row((HOPPER_LARGE, SMALL, SPLIT, *NARROW_TILES["hopper"][:3]), TF32, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), TF32, ("mk",), c_major="m"),  # x @ w, transposed
     ),
     "blackwell": (
         Row(BLACKWELL_BASE, HALF),
@@ -161,7 +167,7 @@ ROWS = {
 
 def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
     """Every variant of every target. A dtype that a target's tensor cores lack is left out; else all must be legal."""
-    return [variant for target in targets for row in ROWS[family(target)] for variant in _of_row(row, target)]
+    return [variant for target in targets for row in ROWS[family_of(target).name] for variant in _of_row(row, target)]
 
 
 def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.arch import ARCHS, family
+from jax_bwgemm.arch import ARCHS, family_of
 from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.kernels.gemm import Hints, Sizes
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
@@ -18,6 +18,7 @@ from jax_bwgemm.recipe import TensorMap, leaf_bytes
 from jax_bwgemm.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
 from jax_bwgemm.variant import Variant, buffers, places, tensor_maps
 
+KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
 STREAM_PARAMS = ("stream_tiles", "stream_clusters", "workspace", "token")
 RANGES = {"raster_group": "[1..]", "raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers
 ROLES = {"a": "a", "b": "b", "c": "out", "r": "residual"}  # of the operands as the kernels call them
@@ -37,7 +38,7 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
         num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
         smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=gemm.stages,
-        tmem_cols=tmem_cols(variant.tile) if family(variant.target) == "blackwell" else 0,
+        tmem_cols=tmem_cols(variant.tile) if family_of(variant.target).sums_in_tmem else 0,
         buffers=buffers(variant),
         tensor_maps=_checked_maps(variant, gemm.tma_boxes),
     )
@@ -45,7 +46,7 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
 
 def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
-    gemm = (Sm90Gemm if family(variant.target) == "hopper" else Sm100Gemm)(variant)
+    gemm = KERNELS[family_of(variant.target).name](variant)
     type(gemm).kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     is_aligned = variant.store == "tma"
     a = example_tensor(IN_DTYPES[variant.a_dtype], variant.a_major == "k")
@@ -55,7 +56,7 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
     hints = Hints(*(cutlass.Int64(1) for _ in Hints._fields))
     stream: tuple[Any, ...] = ()
-    if family(variant.target) == "hopper":
+    if "stream_k" not in family_of(variant.target).lacks:
         workspace = cute.runtime.make_ptr(cutlass.Int64, 16, cute.AddressSpace.gmem, assumed_align=16)
         stream = cutlass.Int32(1), cutlass.Int32(1), workspace, cutlass.Int64(1)
     return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)

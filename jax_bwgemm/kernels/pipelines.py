@@ -5,10 +5,9 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 
 from __future__ import annotations
 
-from jax_bwgemm.arch import family
-from jax_bwgemm.tile import EPILOGUE_STAGES, Tile, stage_bytes, store_box_bytes, store_groups
+from jax_bwgemm.arch import family_of
+from jax_bwgemm.tile import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, Tile, stage_bytes, store_box_bytes, store_groups
 
-WARPS_PER_WARPGROUP = 4
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
 
 
@@ -27,7 +26,7 @@ def hopper_empty_arrivals(tile: Tile) -> int:
 def arrivals_outlive_readers(tile: Tile, target: str) -> bool:
     """Whether arrivals that free a stage may be on their way when the CTA has nothing left to do: from other CTAs, or
     from commits. Its shared memory must live until then."""
-    return family(target) == "blackwell" or sharing_issuers(tile) > 1
+    return family_of(target).commits or sharing_issuers(tile) > 1
 
 
 def blackwell_empty_arrivals(tile: Tile) -> int:
@@ -46,8 +45,9 @@ def acc_empty_arrivals(tile: Tile) -> int:
 
 
 def residual_full_bytes(tile: Tile, out_dtype: str, target: str) -> int:
-    """Bytes that complete a residual's full barrier: all store groups' boxes, or on Hopper that of its warpgroup."""
-    groups = store_groups(tile, target) if family(target) == "hopper" else 1
+    """Bytes that complete a residual's full barrier: all store groups' boxes, or that of one group, into whose store
+    buffers it is loaded."""
+    groups = store_groups(tile, target) if family_of(target).residual_buffers else 1
     return store_box_bytes(tile, out_dtype, target) // groups
 
 

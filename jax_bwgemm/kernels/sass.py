@@ -15,25 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jax_bwgemm.arch import family
+from jax_bwgemm.arch import family_of
+from jax_bwgemm.families import FAMILIES
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import reads_a_from_registers, sharing_ctas
 from jax_bwgemm.variant import Variant
 
-COUNTED = {
-    "hopper": (
-        "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-        "LDS", "LDSM", "STL", "LDL",
-    ),
-    "blackwell": (
-        "UTCHMMA", "UTCHMMA.2CTA", "UTCQMMA", "UTCQMMA.2CTA", "UTCIMMA", "UTCIMMA.2CTA", "UTCBAR", "UTCBAR.2CTA",
-        "UTCBAR.MULTICAST", "UTMALDG", "UTMALDG.2CTA", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-        "LDTM", "STL", "LDL",
-    ),
-    "repack": ("LDG.128", "STG.128", "STS", "LDS.128", "STL", "LDL"),
-}  # fmt: skip
-_MMA = {"hopper": ("HGMMA", "QGMMA", "IGMMA"), "blackwell": ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
+COUNTED = {of.name: of.opcodes.counted for of in FAMILIES}
+COUNTED["repack"] = ("LDG.128", "STG.128", "STS", "LDS.128", "STL", "LDL")
 _CODE_ALIGN_BYTES = 128
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.]*)")
 
@@ -55,7 +45,7 @@ def disassemble(codes: Sequence[bytes], target: str) -> list[list[str]]:
 
 def kind_of(kernel: Variant | Repack) -> str:
     """The key of COUNTED."""
-    return "repack" if isinstance(kernel, Repack) else family(kernel.target)
+    return "repack" if isinstance(kernel, Repack) else family_of(kernel.target).name
 
 
 def count(opcodes: Sequence[str], kind: str) -> dict[str, int]:
@@ -92,18 +82,18 @@ def _why_not_paired(counts: dict[str, int], variant: Variant) -> str | None:
 
 def _why_serial(counts: dict[str, int], variant: Variant) -> str | None:
     """ptxas waits for every single wgmma where it cannot prove that nobody touches its registers meanwhile."""
-    opcode, wait = mma_opcode(variant), "WARPGROUP.DEPBAR"
-    if family(variant.target) == "hopper" and counts[wait] >= counts[opcode]:
+    opcode, wait = mma_opcode(variant), family_of(variant.target).opcodes.wait
+    if wait and counts[wait] >= counts[opcode]:
         return f"wgmmas in flight require fewer {wait} than {opcode}, got {counts[wait]} and {counts[opcode]}"
     return None
 
 
 def mma_opcode(variant: Variant) -> str:
     """The tensor core instruction of its operands: floats of 2 or 4 bytes, of 1 byte, or integers."""
-    half, quarter, integer = _MMA[family(variant.target)]
+    opcodes = family_of(variant.target).opcodes
     if variant.a_dtype in INT8_DTYPES:
-        return integer
-    return quarter if variant.a_dtype in FP8_DTYPES else half
+        return opcodes.integer
+    return opcodes.quarter if variant.a_dtype in FP8_DTYPES else opcodes.half
 
 
 def promised(kernel: Variant | Repack) -> list[str]:
@@ -113,8 +103,7 @@ def promised(kernel: Variant | Repack) -> list[str]:
     tile = kernel.tile
     by_threads = "STG.128" if kernel.c_major == "n" else "STG"
     names = [mma_opcode(kernel), "UTMALDG", "UTMASTG" if kernel.store == "tma" else by_threads]
-    if family(kernel.target) == "blackwell":
-        names += ["LDTM", "UTCBAR"]
+    names += family_of(kernel.target).opcodes.demanded
     if reads_a_from_registers(kernel.a_dtype, kernel.a_major, kernel.target):
         names.append("LDS" if kernel.a_dtype == "float32" else "LDSM")
     if sharing_ctas(tile, "a") > 1 or sharing_ctas(tile, "b") > 1:

@@ -11,20 +11,20 @@ import hashlib
 import importlib.metadata
 from pathlib import Path
 
-from jax_bwgemm.arch import family
+from jax_bwgemm.arch import family_of
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.variant import Variant
 
 DSL = "nvidia-cutlass-dsl"
 ROOT = "kernels.worker"  # makes an entry of a variant; what it imports, at any depth, is what the entry follows from
 OWN = {"hopper": ("compile", "sm90"), "blackwell": ("compile", "sm100"), "repack": ("repack",)}  # of one kind alone
-NOT_SOURCES = {"artifacts", "legality"}  # where files lie (its format has a number), and whether to build: no bytes
+NOT_SOURCES = {"artifacts", "constants", "legality"}  # of files (their format has a number), of plans: of no bytes
 _PACKAGE = Path(__file__).parent.parent
 
 
 def source_sha256(kernel: Variant | Repack) -> str:
     """Of everything that the kernel's bytes and its facts in the manifest follow from, its own fields aside."""
-    kind = "repack" if isinstance(kernel, Repack) else family(kernel.target)
+    kind = "repack" if isinstance(kernel, Repack) else family_of(kernel.target).name
     return _digest(kind, dsl_version(), _PACKAGE)
 
 

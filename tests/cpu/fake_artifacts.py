@@ -8,12 +8,13 @@ import itertools
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from jax_bwgemm.arch import ARCHS, family
+from jax_bwgemm.arch import ARCHS, family_of
 from jax_bwgemm.artifacts import Entry, RepackEntry, write_manifest
 from jax_bwgemm.kernels.refusals import lay_out
 from jax_bwgemm.recipe import Recipe, leaf_bytes
 from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
-from jax_bwgemm.tile import SHIPPED_TILES, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import k_tile, num_stages, num_threads, smem_bytes, tmem_cols
 from jax_bwgemm.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
@@ -40,7 +41,7 @@ def fake_entry(variant: Variant) -> Entry:
         num_threads=num_threads(tile, variant.target, variant.has_residual),
         smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
-        tmem_cols=tmem_cols(tile) if family(variant.target) == "blackwell" else 0,
+        tmem_cols=tmem_cols(tile) if family_of(variant.target).sums_in_tmem else 0,
         recipe=_recipe(variant),
         registers=168,
         spill_bytes=0,
@@ -98,6 +99,6 @@ def _variants(targets: Iterable[str]) -> Iterator[Variant]:
     for target, ((a, b, out), epilogue), (a_major, b_major, c_major, store) in itertools.product(
         targets, kinds, layouts
     ):
-        for tile in SHIPPED_TILES[family(target)]:
+        for tile in SHIPPED_TILES[family_of(target).name]:
             own = dataclasses.replace(tile, k_tile=k_tile(a))
             yield Variant(target, a, b, out, a_major, b_major, own, epilogue, c_major, store)

@@ -22,7 +22,8 @@ from jax_bwgemm.kernels.catalog import catalogue, repacks
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
 from jax_bwgemm.kernels.worker import Failure
 from jax_bwgemm.repack import PARAMS, Repack
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES, Tile
+from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
 HOPPER = Tile(128, 256, cluster_m=2)

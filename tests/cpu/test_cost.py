@@ -7,33 +7,25 @@ import dataclasses
 import pytest
 
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.cost import (
-    L2_ALONE_BYTES_PER_CLK,
-    TORN_LINES,
-    Schedule,
-    cost,
+from jax_bwgemm.cost import Schedule, cost, memory_bytes, peak_tflops, roofline_us, shipped_schedule
+from jax_bwgemm.cycles import (
     epilogue_cycles,
     exchange_cycles,
-    fill_bytes,
     fill_cycles,
     fill_rate,
     gate_cycles,
-    k_steps,
     load_latency,
     loaded_clock,
-    memory_bytes,
     mma_cycles,
     mma_interval,
-    num_waves,
-    peak_tflops,
-    roofline_us,
-    shipped_schedule,
 )
+from jax_bwgemm.geometry import fill_bytes, k_steps, num_waves
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import Tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
+L2_READ = H200.constants.l2_read_bytes_per_clk
 PROBLEM = Problem(4096, 4096, 4096)
 LARGE = Problem(8192, 8192, 8192)
 HOPPER = Tile(128, 256, cluster_m=2)
@@ -62,12 +54,12 @@ def test_hopper_facts():
     assert mma_cycles(HOPPER, 2, H200) == 1024  # 2*128*256*64 FLOP at 4096 a clock
     assert fill_rate(HOPPER, 2, H200) == pytest.approx(32)
     assert fill_rate(WIDE, 2, H200) == pytest.approx(48)
-    assert fill_cycles(WIDE, Problem(8192, 8192, 8192), H200) == pytest.approx(48 * 1024 / H200.l2_read_bytes_per_clk)
+    assert fill_cycles(WIDE, Problem(8192, 8192, 8192), H200) == pytest.approx(48 * 1024 / L2_READ)
     alone = Problem(128, 256, 8192)  # one CTA, which cannot take what all of them get together
-    assert fill_cycles(WIDE, alone, H200) == pytest.approx(48 * 1024 / L2_ALONE_BYTES_PER_CLK["hopper"])
+    assert fill_cycles(WIDE, alone, H200) == pytest.approx(48 * 1024 / H200.constants.l2_alone_bytes_per_clk)
     torn = Problem(8192, 8192, 8200)  # rows of a start 16 bytes further each; rows of b do not
-    parts = 16 * 1024 * TORN_LINES["hopper"] + 32 * 1024
-    assert fill_cycles(WIDE, torn, H200) == pytest.approx(parts / H200.l2_read_bytes_per_clk)
+    parts = 16 * 1024 * H200.constants.torn_lines + 32 * 1024
+    assert fill_cycles(WIDE, torn, H200) == pytest.approx(parts / L2_READ)
     assert mma_interval(Tile(64, 64), H200) == 32  # the knee: below, shared memory bounds a wgmma
     assert mma_interval(Tile(64, 32), H200) == 24 > 32 / 2
     assert mma_interval(Tile(128, 256), H200) == 2 * mma_interval(Tile(64, 256), H200)
@@ -113,7 +105,7 @@ def test_clusters_of_four_leave_sms_idle(sizes):
     assert num_waves(four, Problem(30 * tile_rows, tile_cols, 4096), H200) == 1
     assert num_waves(four, Problem(31 * tile_rows, tile_cols, 4096), H200) == 2
     rows = 192
-    assert fill_cycles(four, LARGE, H200) == pytest.approx(rows * 128 / (H200.l2_read_bytes_per_clk * 132 / 120))
+    assert fill_cycles(four, LARGE, H200) == pytest.approx(rows * 128 / (L2_READ * 132 / 120))
     fewer = dataclasses.replace(H200, num_sms=114)  # than those of the device that was asked how many clusters it holds
     assert [fewer.max_clusters(ctas) for ctas in (1, 2, 4)] == [114, 57, 28]
     assert B200.max_clusters(4) == 148 // 4
@@ -176,9 +168,9 @@ def test_a_gate_shows_where_tensor_cores_wait_for_it():
     """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide most of them."""
     gate = Epilogue(activation="gelu")
     bf16, f16 = (changed(out_dtype=dtype, epilogue=gate) for dtype in ("bfloat16", "float16"))
-    assert gate_cycles(HOPPER, changed(epilogue=Epilogue(activation="relu"))) == 0
-    assert (gate_cycles(HOPPER, bf16), gate_cycles(HOPPER, f16)) == (2048, 4096)
-    assert gate_cycles(Tile(128, 128, cluster_k=4), bf16) == 256
+    assert gate_cycles(HOPPER, changed(epilogue=Epilogue(activation="relu")), H200) == 0
+    assert (gate_cycles(HOPPER, bf16, H200), gate_cycles(HOPPER, f16, H200)) == (2048, 4096)
+    assert gate_cycles(Tile(128, 128, cluster_k=4), bf16, H200) == 256
     short = changed(Problem(8192, 8192, 1024), out_dtype="float16")
     shown = [
         cost(tile, changed(short, epilogue=gate), arch).us - cost(tile, short, arch).us

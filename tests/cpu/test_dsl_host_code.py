@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from jax_bwgemm import ffi
-from jax_bwgemm.arch import ARCHS, family
+from jax_bwgemm.arch import ARCHS, family_of
 from jax_bwgemm.artifacts import PARAM_KINDS
 from jax_bwgemm.tile import Tile, num_threads, smem_bytes, workspace_bytes
 from jax_bwgemm.variant import Variant, tma_boxes
@@ -117,7 +117,7 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
         tensor("c", M, N, BATCH, variant.c_major == "n"),
         *(ctypes.c_int32(value) for value in INTS.values()),
         *(ctypes.c_int64(value) for value in POLICIES.values()),
-        *(stream if family(variant.target) == "hopper" else ()),  # also where the kernel takes none of it
+        *(stream if family_of(variant.target).name == "hopper" else ()),  # also where the kernel takes none of it
         ctypes.c_float(ALPHA),
         ctypes.c_uint64(ADDRESSES["bias"]),
         ctypes.c_int32(0),

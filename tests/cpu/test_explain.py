@@ -14,7 +14,8 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.explain import Explanation
 from jax_bwgemm.plan import candidates, plan
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import Tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 BEST_H200 = Tile(128, 256, cluster_m=2)

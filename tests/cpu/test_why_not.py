@@ -11,7 +11,8 @@ from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.problem import Epilogue
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import Tile
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
 ADDED = Epilogue(has_residual=True)

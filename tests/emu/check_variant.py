@@ -15,11 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from jax_bwgemm.arch import family
+from jax_bwgemm.arch import family_of
 from jax_bwgemm.emulator import Counters, EmulatorError, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.kernels.compile import compile_variant
-from jax_bwgemm.tile import SHIPPED_TILES, Tile, k_tile
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant, why_not_variant
 from tests.cases import Case, check_case
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
@@ -77,7 +78,7 @@ def main() -> int:
     parser.add_argument("--shape", default="264,528,208", help="m,n,k")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
-    shipped = (tile for tile in SHIPPED_TILES[family(args.target)] if not tile.promoted)
+    shipped = (tile for tile in SHIPPED_TILES[family_of(args.target).name] if not tile.promoted)
     tiles = tuple(shipped) if args.shipped else (args.tile,)
     m, n, k = map(int, args.shape.split(","))
     results = []

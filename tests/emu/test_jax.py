@@ -20,7 +20,8 @@ from jax_bwgemm import decision, emulated, ffi
 from jax_bwgemm.config import FallbackError, FallbackWarning
 from jax_bwgemm.decision import decide
 from jax_bwgemm.emulator import Fault
-from jax_bwgemm.plan import RASTER_ORDERS, candidates, plan
+from jax_bwgemm.order import RASTER_ORDERS
+from jax_bwgemm.plan import candidates, plan
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant

@@ -12,7 +12,8 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.tile import SHIPPED_TILES, Tile
+from jax_bwgemm.shipped import SHIPPED_TILES
+from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, check_case
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax_bwgemm import artifacts, ffi
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.cost import best_stream
 from jax_bwgemm.decision import Decision
 from jax_bwgemm.lowering import attributes, workspace_of
-from jax_bwgemm.plan import Plan, raster, raster_order
+from jax_bwgemm.order import raster
+from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
+from jax_bwgemm.streams import best_stream
 from jax_bwgemm.tile import TMA_ALIGN_BYTES
 
 
@@ -27,8 +28,7 @@ def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Calla
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
     stream = best_stream(tile, problem, arch)
-    order = raster_order(arch)
-    plan = Plan(problem, arch, (), tile, None, group, along_n, order, stream=stream)
+    plan = Plan(problem, arch, (), tile, None, group, along_n, arch.family.raster_order, stream=stream)
     plan = dataclasses.replace(plan, **settings)
     rows_cols = (problem.m, problem.n) if problem.c_major == "n" else (problem.n, problem.m)
     result = jax.ShapeDtypeStruct((problem.batch, *rows_cols), jnp.dtype(problem.out_dtype))

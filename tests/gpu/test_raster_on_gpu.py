@@ -11,7 +11,7 @@ import pytest
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.plan import RASTER_ORDERS
+from jax_bwgemm.order import RASTER_ORDERS
 from jax_bwgemm.problem import Problem
 from tests.cases import check_case
 from tests.emu.matmul import case_of

@@ -11,8 +11,8 @@ import pytest
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.cost import Stream
 from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
+from jax_bwgemm.streams import Stream
 from tests.cases import Case, check_case
 from tests.gpu.forced import forced
 from tests.gpu.test_variants import ENTRIES

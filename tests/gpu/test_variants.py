@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from jax_bwgemm import artifacts
-from jax_bwgemm.arch import Arch, family
+from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry, Manifest
 from jax_bwgemm.decision import target_arch
 from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Epilogue, Problem
-from jax_bwgemm.tile import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, gate_error
 from tests.gpu.forced import forced
@@ -71,7 +71,7 @@ def edge_shapes(variant: Variant) -> list[tuple[int, int, int, int]]:
 def test_the_manifest_covers_every_tile_of_the_target() -> None:
     assert isinstance(ARCH, Arch)
     tiles = {dataclasses.replace(e.variant.tile, k_tile=64) for e in ENTRIES}
-    assert tiles >= {*SHIPPED_TILES[family(ARCH.target)], *NARROW_TILES[family(ARCH.target)]}
+    assert tiles >= {*SHIPPED_TILES[ARCH.family.name], *NARROW_TILES[ARCH.family.name]}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)

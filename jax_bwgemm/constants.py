@@ -1,0 +1,84 @@
+"""The numbers of the cost model: one record a family, which a device's own can replace. Models nothing: that is
+`cycles`', `streams`' and `cost`'s.
+
+Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
+`python -m jax_bwgemm explain --published` prints with the error of each; Hopper's to the kernel times of 120 random
+products and of the benchmark's on an H200. `python -m jax_bwgemm bench --fit` refits them to what `--regret` wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """Cycles are the SMs'; rates are per SM and clock. A field with a default is the same for all families so far.
+
+    Overlaps are exponents of two activities beside each other: the larger, the less they hinder each other. The clock
+    falls from `clock_idle_ghz` by `clock_slope_ghz` times the tensor cores' utilisation.
+    """
+
+    overlap: float  # tensor cores beside L2 fill
+    memory_overlap: float  # SMs beside device memory
+    start_cycles: float  # of a CTA: barriers, TMEM
+    meeting_cycles: float  # and where it meets a cluster
+    l2_read_bytes_per_clk: float  # what one SM gets out of the L2 cache while all of them read
+    l2_alone_bytes_per_clk: float  # and while few do
+    torn_lines: float  # L2 reads of rows that start off a line, against others
+    latency: float  # of loads, against `cycles.LOAD_LATENCY`; `start_cycles` has its part of it
+    clock_idle_ghz: float
+    clock_slope_ghz: float
+    clock_pairs_ghz: float  # what CTA pairs have on top
+    thread_store_cycles: float  # per element that a thread, not TMA, stores
+    commit_cycles: float  # n MMAs, commit and wait take a*n + this
+    commit_pair_cycles: float  # the same of a pair
+    issue_cycles: float = 170  # per k step where one warp group both loads and multiplies; fitted, B200
+    stream_cycles: float = 3450  # of a tile in parts; fitted, H200
+    stream_part: float = 2.9  # and for each part, times reading it from L2; fitted, H200
+    stream_start_cycles: float = 300  # of a kernel that may divide tiles, whether it does or not; fitted, H200
+    stream_skew: float = 1.05  # a k step of clusters that are at many places of k, against others; assumed
+    exchange_cycles: float = 1500  # of a tile that is split along k; fitted, H200
+    exchange_cta_cycles: float = 140  # and for each CTA that meets; fitted, H200
+    launch_us: float = 2.4  # cuLaunchKernelEx of an empty kernel, measured on an H200, driver 580.159.04
+    store_bytes_per_clk: float = 64  # shared memory to L2 by TMA store: half of shared memory's rate, CUDA C++ guide
+    smem_bytes_per_clk: float = 128  # what MMAs read their operands with, CUDA C++ guide; gives published intervals
+    special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
+    drain_cycles: float = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's
+    # 128x256; assumed
+    retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
+
+
+HOPPER_CONSTANTS = Constants(
+    overlap=6.5,
+    memory_overlap=1.17,
+    start_cycles=4300,
+    meeting_cycles=1170,
+    l2_read_bytes_per_clk=58.0,
+    l2_alone_bytes_per_clk=70.0,
+    torn_lines=1.31,
+    latency=0.3,
+    clock_idle_ghz=2.91,
+    clock_slope_ghz=1.37,
+    clock_pairs_ghz=0.0,
+    thread_store_cycles=0.061,  # of our own stores, 16 bytes each
+    commit_cycles=0.0,  # wgmmas have none
+    commit_pair_cycles=0.0,
+)  # all fitted, H200
+
+BLACKWELL_CONSTANTS = Constants(
+    overlap=4.0,  # chosen on an H200 and kept: on the published figures, any is as good
+    memory_overlap=1.75,  # fitted
+    start_cycles=1000,  # fitted
+    meeting_cycles=0,
+    l2_read_bytes_per_clk=81.0,  # published TMA microbenchmark, one SM reading; all at once is not published
+    l2_alone_bytes_per_clk=81.0,  # the same
+    torn_lines=1.0,
+    latency=1.0,
+    clock_idle_ghz=1.90,
+    clock_slope_ghz=0.61,
+    clock_pairs_ghz=0.06,  # a published fit, all three
+    thread_store_cycles=0.08,  # fitted
+    commit_cycles=148,  # published
+    commit_pair_cycles=182,  # published
+)  # for a B200

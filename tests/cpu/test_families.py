@@ -1,0 +1,106 @@
+"""A family is a record: another one needs no other line of tile, legality, cost or plan."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import jax_bwgemm
+from jax_bwgemm import arch as archs
+from jax_bwgemm import tile as tiles
+from jax_bwgemm.arch import ARCHS, TARGETS, Arch, family_of
+from jax_bwgemm.cost import cost
+from jax_bwgemm.families import BLACKWELL, FAMILIES, HOPPER
+from jax_bwgemm.kernels.catalog import ROWS
+from jax_bwgemm.legality import why_not
+from jax_bwgemm.plan import candidates, plan
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.tile import Tile
+
+PROBLEM = Problem(5000, 5000, 5000)
+PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
+STREAMED = dataclasses.replace(PAIR, stream_k=True)
+THIRD = dataclasses.replace(
+    BLACKWELL,
+    name="third",
+    targets=("sm_999a",),
+    mma_rows={2: (256,)},
+    lacks={"pingpong": "nobody wrote one", "promoted": "sums are float32"},
+    held_registers=0,
+    residual_warps=0,
+    residual_buffers=4,
+    raster_order="snake",
+    takes_l2_hints=False,
+)
+PACKAGE = Path(jax_bwgemm.__file__).parent
+
+
+@pytest.fixture
+def third(monkeypatch: pytest.MonkeyPatch) -> Arch:
+    monkeypatch.setitem(archs._FAMILY_OF, "sm_999a", THIRD)
+    return dataclasses.replace(ARCHS["b200"], name="third", target="sm_999a")
+
+
+def test_a_third_family_is_planned(third: Arch) -> None:
+    """It has stream-K, which Blackwell lacks, a snake, and no hints; another name in the lists is all that it takes."""
+    assert third.family is THIRD and why_not(STREAMED, PROBLEM, ARCHS["b200"]) is not None
+    both = plan(PROBLEM, third, among=candidates(PROBLEM, third, {"third": (PAIR, STREAMED)}, {"third": ()}))
+    assert {c.tile for c in both.candidates if c.reason is None} == {PAIR, STREAMED}
+    chosen = plan(PROBLEM, third, STREAMED)
+    assert chosen.stream.tiles > 0 and chosen.raster_order == "snake"
+    weights = Problem(128, 28672, 8192)  # which evict A last on a B200
+    assert plan(weights, ARCHS["b200"], PAIR).a_l2 == "evict_last"
+    assert plan(weights, third, PAIR).a_l2 == "normal"
+
+
+def test_a_third_family_is_judged_by_its_own_limits(third: Arch) -> None:
+    refused = {
+        Tile(128, 128): "`cta_group` requires 2 on sm_999a (CTA pairs came with Blackwell), got 1",
+        dataclasses.replace(PAIR, mma_m=128): "`mma_m` requires one of (256,) on sm_999a, got 128",
+        dataclasses.replace(PAIR, pingpong=True): "`pingpong` requires sm_90a: nobody wrote one, got True",
+    }
+    assert {tile: why_not(tile, PROBLEM, third) for tile in refused} == refused
+
+
+def test_a_third_family_has_its_own_warps_and_buffers(third: Arch) -> None:
+    """A residual's boxes are the result's: no warp and no buffer of their own."""
+    assert tiles.num_threads(PAIR, "sm_100a", has_residual=True) - tiles.num_threads(PAIR, "sm_999a", True) == 32
+    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_100a", True) == 2 * 4 * 128 * 64
+    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_999a", True) == 4 * 128 * 64
+
+
+def test_a_devices_own_constants() -> None:
+    """Of two devices of a family, one that was measured may have others; the family's stay."""
+    slow = dataclasses.replace(ARCHS["h200"].constants, l2_read_bytes_per_clk=20.0)
+    device = dataclasses.replace(ARCHS["h200"], constants=slow)
+    tile = Tile(128, 128)
+    assert cost(tile, PROBLEM, device).us > 1.5 * cost(tile, PROBLEM, ARCHS["h200"]).us
+    assert ARCHS["h200"].constants == HOPPER.constants
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_is_complete(family: archs.Family) -> None:
+    assert [family_of(target) for target in family.targets] == [family] * len(family.targets)
+    assert {arch.target for arch in ARCHS.values()} == set(TARGETS) >= set(family.targets)
+    assert family.name in SHIPPED_TILES.keys() & NARROW_TILES.keys() & ROWS.keys()
+    assert {family.opcodes.half, family.opcodes.quarter, family.opcodes.integer} <= set(family.opcodes.counted)
+    assert {*family.opcodes.demanded} <= set(family.opcodes.counted)
+    assert family.lacks.keys() <= {field.name for field in dataclasses.fields(Tile)}
+    for arch in (arch for arch in ARCHS.values() if arch.family is family):
+        assert (arch.tmem_cols > 0) == family.sums_in_tmem
+
+
+def test_nobody_asks_for_a_familys_name() -> None:
+    names = {family.name for family in FAMILIES}
+    asking = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        and names & {side.value for side in (node.left, *node.comparators) if isinstance(side, ast.Constant)}
+    }
+    assert asking == set()  # `compile` and `catalog` have a table by name
