@@ -53,7 +53,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and texts; the variant's fields stand beside the entry's own."""
-        fields = dataclasses.asdict(self) | {"recipe": self.recipe.texts()}
+        fields = dataclasses.asdict(self) | {"recipe": self.recipe.texts(), "variant": self.variant.to_json()}
         return {"name": self.name} | fields.pop("variant") | fields
 
     @classmethod
@@ -61,7 +61,11 @@ class Entry:
         """The inverse of `to_json`. A missing or unknown key, or a name that is not the variant's, is an error."""
         where = f"variant {fields.get('name', '?')}"
         _require_keys({"name"} | _names(Variant) | _names(cls) - {"variant"}, fields, where)
-        variant = Variant(**{k: fields[k] for k in _names(Variant)} | {"tile": _build(Tile, fields["tile"], where)})
+        _require_keys(_names(Tile), fields["tile"], f"{where}, Tile")
+        try:
+            variant = Variant.from_json({k: fields[k] for k in _names(Variant)})
+        except ValueError as error:
+            raise ManifestError(f"{where}: {error}; {REMEDY}") from None
         if variant.name != fields["name"]:
             raise ManifestError(f"{where}: its fields require the name {variant.name}, got {fields['name']}")
         own = {k: fields[k] for k in _names(cls) - {"variant"}}

@@ -22,8 +22,9 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
 from jax_bwgemm.cost import pass_us
 from jax_bwgemm.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
+from jax_bwgemm.epilogue import Epilogue
 from jax_bwgemm.plan import Candidate, Plan, plan
-from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.repack import Shape
 from jax_bwgemm.routes import Pair, Route, routes
 from jax_bwgemm.tile import Tile
@@ -235,7 +236,7 @@ def _us(candidate: Candidate, is_measured: bool) -> float:
 def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     """What is ready before what must be compiled, but a fused kernel that must before an epilogue of XLA's."""
     first = fused.ready or next(iter(fused.refused), Attempt(Route(asked.problem), reason=fused.illegal))
-    has_epilogue = asked.problem.epilogue.kind != "identity"  # else it is no gain to compile another product
+    has_epilogue = not asked.problem.epilogue.is_identity  # else it is no gain to compile another product
     found = [product.ready] if product.ready else product.missing if has_epilogue else ()
     finished = [_finished(attempt, asked.problem, arch, fused.why_not(attempt.route)) for attempt in found]
     kernels = [*fused.missing, *finished]
@@ -251,7 +252,7 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
 def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None) -> Attempt:
     """The kernel of a product alone, and XLA's pass over its float32 that makes of it what was asked."""
     elements = problem.batch * problem.m * problem.n
-    out_bytes = DTYPE_BYTES[problem.out_dtype] * (1 + problem.epilogue.has_residual)
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * (len(problem.results) + problem.epilogue.num_matrices)
     us = attempt.us + pass_us(elements * (DTYPE_BYTES["float32"] + out_bytes), arch)
     slower = f"the kernel that has it takes longer than the product's and XLA's pass over it, {us:.1f} us"
     return dataclasses.replace(attempt, is_fused=False, us=us, reason=reason or slower)

@@ -7,14 +7,16 @@ In order of preference the mapped axis v joins the rows of `a` (when `b` is not 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
+from jax_bwgemm.epilogue import Epilogue
 from jax_bwgemm.primitive import fused_matmul_p, fused_product, matmul_p, product
-from jax_bwgemm.reference import apply_epilogue
+from jax_bwgemm.reference import finish
 from jax_bwgemm.shape_rules import sizes
 
 Batched = tuple[jax.Array, int | None]
@@ -50,30 +52,33 @@ def _matmul_batch_rule(args: Any, dims: Any, **params: Any) -> Batched:
     return merged.split(product(merged.a, merged.b, **params))
 
 
-def _fused_matmul_batch_rule(args: Any, dims: Any, **params: Any) -> Batched:
-    by_rank = {x.ndim - (dim is not None): (x, dim) for x, dim in zip(args[2:], dims[2:], strict=True)}
-    bias, bias_dim = by_rank.get(1, (None, None))
-    residual, residual_dim = by_rank.get(3, (None, None))
-    if bias_dim is not None or dims[:2] == (None, None):
-        return _batch_outside(args[:2], dims[:2], (bias, bias_dim), (residual, residual_dim), **params)
+def _fused_matmul_batch_rule(args: Any, dims: Any, *, epilogue: Epilogue, **params: Any) -> tuple[Any, Any]:
+    extras = list(zip(epilogue.operands, args[2:], dims[2:], strict=True))
+    if dims[:2] == (None, None) or any(x.place != "mn" and dim is not None for x, _, dim in extras):
+        return _batch_outside(args[:2], dims[:2], [extra[1:] for extra in extras], epilogue=epilogue, **params)
     majors = params["a_major"], params["b_major"]
     merged = _merged(args[:2], dims[:2], *majors)
     result = sizes(merged.a.shape, merged.b.shape, *majors)[:3]
-    bias = None if bias is None else merged.bias(bias)
-    residual = None if residual is None else merged.residual(residual, residual_dim, result)
-    return merged.split(fused_product(merged.a, merged.b, bias, residual, **params))
+    own = [merged.residual(value, dim, result) if x.place == "mn" else merged.bias(value) for x, value, dim in extras]
+    outs = fused_product(merged.a, merged.b, own, epilogue=epilogue, **params)
+    return tuple(zip(*map(merged.split, outs), strict=True))  # type: ignore[return-value]
 
 
 def _batch_outside(
-    args: Any, dims: Any, bias: Any, residual: Any, activation: str | None, out_dtype: Any, alpha: float, **params: Any
-) -> Batched:
-    """A kernel takes one bias, so a mapped one is added to the product's float32; and where only what is added is
-    mapped, there is one product."""
-    params |= {"alpha": 1.0, "out_dtype": jnp.dtype("float32")}
+    args: Any, dims: Any, extras: Sequence[Batched], *, epilogue: Epilogue, out_dtype: Any, **params: Any
+) -> tuple[Any, Any]:
+    """A kernel takes one vector of a kind, so a mapped one is added to the product's float32; and where only what is
+    added is mapped, there is one product."""
+    params |= {"epilogue": Epilogue(), "out_dtype": jnp.dtype("float32")}
     acc = product(*args, **params)[None] if dims == (None, None) else _front(*_matmul_batch_rule(args, dims, **params))
-    bias, residual = (None if x is None else _front(x, dim) for x, dim in (bias, residual))
-    bias = None if bias is None else bias[:, None, None, :]
-    return apply_epilogue(acc, bias, residual, alpha=alpha, activation=activation, out_dtype=out_dtype), 0
+    values = []
+    for x, (value, dim) in zip(epilogue.operands, extras, strict=True):
+        front = _front(value, dim)
+        values.append(front if x.place == "mn" else front[:, None, None, :])
+    v = next(size for size in (acc.shape[0], *(value.shape[0] for value in values)) if size != 1 or not values)
+    acc = jnp.broadcast_to(acc, (v, *acc.shape[1:]))
+    outs = finish(acc, epilogue, values, out_dtype)
+    return outs, (0,) * len(outs)
 
 
 def _merged(args: Any, dims: Any, a_major: str, b_major: str) -> _Merged:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.geometry import concurrent_clusters, fill_bytes, fill_parts, num_tiles
 from jax_bwgemm.padding import is_torn
-from jax_bwgemm.problem import COARSE_DTYPES, DTYPE_BYTES, GATES, Problem
+from jax_bwgemm.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
 from jax_bwgemm.tile import WARPS_PER_WARPGROUP, Tile, column_halves, store_rows, storing_warps
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
+INSTRUCTIONS_PER_CLK = 128  # float32 operations of an SM, CUDA C++ guide, arithmetic instructions
 LOAD_LATENCY = ((512, 900), (65536, 2700))  # (bytes, cycles) of a TMA round trip; published, B200; linear between
 
 
@@ -109,11 +110,12 @@ def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
 
 
 def gate_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
-    """The special functions of one CTA's part of the result: tanh, or where that is too coarse ex2 and a reciprocal."""
-    if problem.epilogue.activation not in GATES:
-        return 0.0
-    each = 1 if problem.out_dtype in COARSE_DTYPES else 2
-    return tile.cta_m * tile.mma_n / tile.cluster_k * each / arch.constants.special_per_clk
+    """The special functions of one CTA's part of the result, and what other instructions no MMA hides."""
+    is_coarse = problem.out_dtype in COARSE_DTYPES
+    special = sum(op.coarse if is_coarse else op.fine for op in problem.epilogue.ops())
+    others = sum(op.instructions for op in problem.epilogue.ops())
+    elements = tile.cta_m * tile.mma_n / tile.cluster_k
+    return elements * special / arch.constants.special_per_clk + elements * others / INSTRUCTIONS_PER_CLK
 
 
 def exchange_cycles(tile: Tile, arch: Arch) -> float:

@@ -98,7 +98,7 @@ def explain(
     matmul_shape(a.shape, b.shape)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
-    problem = posed((a, b, bias, residual), params)
+    problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)
     if reason := why_not_ours(problem, params["precision"]):
         return Explanation(problem, reason=reason)
     settings = resolve(on_fallback, device, emulate)

@@ -6,7 +6,6 @@ The compiler runs in a process of its own and is never imported here. Knows no J
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import importlib.util
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from jax_bwgemm._version import __version__
 from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, add_dir
-from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
 TIMEOUT_S = 600.0
@@ -98,7 +96,7 @@ def cache_dir(variant: Variant) -> Path | str:
 def build_in_a_process(variant: Variant, directory: Path) -> str | None:
     """Runs this module as a program that finds what this process finds; None, or why it failed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    command = [sys.executable, "-P", "-m", __name__, json.dumps(dataclasses.asdict(variant)), str(directory)]
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(variant.to_json()), str(directory)]
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -114,7 +112,7 @@ def main(variant_json: str, directory: str) -> int:
     from jax_bwgemm.kernels.build import build as build_all
 
     fields = json.loads(variant_json)
-    variant = Variant(**fields | {"tile": Tile(**fields["tile"])})
+    variant = Variant.from_json(fields)
     with _locked(Path(directory)):
         report = build_all([variant], Path(directory), jobs=1)
     for failure in report.failures:

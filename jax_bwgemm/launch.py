@@ -69,7 +69,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "raster_order": RASTER_ORDERS.index(plan.raster_order),
         "a_l2": plan.a_l2,
         "b_l2": plan.b_l2,
-        "alpha": float(plan.problem.epilogue.alpha),
+        **dict(plan.problem.epilogue.scalars),
         **entry.recipe.texts(),
     }
 

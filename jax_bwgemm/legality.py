@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from jax_bwgemm.arch import TARGETS, Arch, family_of
+from jax_bwgemm.epilogue import Input, steps
 from jax_bwgemm.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.tile import (
@@ -29,6 +30,7 @@ def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     return (
         why_not_dtypes(problem)
         or why_not_on(problem, arch)
+        or why_not_epilogue(problem)
         or why_not_tile(tile, problem, arch)
         or why_not_sizes(problem)
     )
@@ -40,7 +42,7 @@ def why_not_dtypes(problem: Problem) -> str | None:
     legal_out: tuple[str, ...] = ("bfloat16", "float16", "float32", *FP8_DTYPES)
     if {a, b} <= set(INT8_DTYPES):
         legal_out = ("int32",)
-        if problem.epilogue.kind != "identity":
+        if not problem.epilogue.is_identity:
             return f"integer operands require no epilogue, got {problem.epilogue.kind}"
     elif not {a, b} <= set(FP8_DTYPES) and (a != b or a not in ("bfloat16", "float16", "float32")):
         return (
@@ -64,6 +66,25 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
     if DTYPE_BYTES[dtype] not in arch.family.mn_major_bytes and problem.b_major != "k":
         rule = f"a k-major b for {dtype} (PTX ISA, {arch.family.instruction}; an m-major a goes through registers)"
         return f"{arch.target} requires {rule}, got {problem.b_major!r}"
+    return None
+
+
+def why_not_epilogue(problem: Problem) -> str | None:
+    """The part of `why_not` that says what kernels do to a result, one step after another: scalars multiply it, vectors
+    along its contiguous dimension are added, functions applied; and at most one matrix is added, last."""
+    epilogue = problem.epilogue
+    if epilogue.seconds:
+        return f"a kernel requires one result, got {', '.join(role for role, _ in epilogue.results)}"
+    found = steps(epilogue.out)
+    if found is None:
+        return f"a kernel requires an epilogue whose steps take what the one before gave, got {epilogue.out}"
+    for i, step in enumerate(found):
+        places = [x.place for x in step.args[1:] if isinstance(x, Input)]
+        legal = {"mul": ["scalar"], "add": [problem.c_major]}.get(step.op)
+        is_last_matrix = step.op == "add" and places == ["mn"] and i == len(found) - 1
+        if places and places != legal and not is_last_matrix:
+            rule = "a scalar to multiply by, a vector along the contiguous dimension or, last, a matrix to add"
+            return f"a step of an epilogue requires {rule}, got {step}"
     return None
 
 

@@ -22,9 +22,9 @@ from jax_bwgemm.origins import is_in_loop
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
-from jax_bwgemm.reference import apply_epilogue, reference
+from jax_bwgemm.reference import finish, reference
 from jax_bwgemm.repacking import Repacker
-from jax_bwgemm.shape_rules import extras, problem_of
+from jax_bwgemm.shape_rules import problem_of
 from jax_bwgemm.taking import is_transpose, take
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
@@ -38,13 +38,13 @@ def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **para
     if len(platforms) == 1:
         return _matmul_cuda_lowering(ctx, *operands, **params)
 
-    def branches(*operands: jax.Array) -> jax.Array:
+    def branches(*operands: jax.Array) -> Any:
         bind = functools.partial(ctx.primitive.bind, **params)
         others = ", ".join(platform for platform in platforms if platform != "cuda")
         cuda, default = (functools.partial(bind, branch=name) for name in ("cuda", others))
         return lax.platform_dependent(*operands, cuda=cuda, default=default)
 
-    return mlir.lower_fun(branches, multiple_results=False)(ctx, *operands)
+    return mlir.lower_fun(branches, multiple_results=ctx.primitive.multiple_results)(ctx, *operands)
 
 
 def _platforms(ctx: Any) -> list[str]:
@@ -106,12 +106,11 @@ def _of_product(ctx: Any) -> Any:
 def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dict[str, Any]) -> Any:
     """XLA's epilogue of a kernel's float32."""
 
-    def finish(acc: jax.Array, *rest: jax.Array) -> jax.Array:
-        steps = {"alpha": params["alpha"], "activation": params.get("activation"), "out_dtype": params["out_dtype"]}
-        return apply_epilogue(acc, *extras((None, None, *rest)), **steps)
+    def finished(acc: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
+        return finish(acc, params["epilogue"], rest, params["out_dtype"])
 
     own = ctx.replace(avals_in=[*acc_avals, *ctx.avals_in[2:]])
-    return mlir.lower_fun(finish, multiple_results=False)(own, *acc, *rest)
+    return mlir.lower_fun(finished, multiple_results=True)(own, *acc, *rest)
 
 
 def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
@@ -159,7 +158,7 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
 def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:
     if not problem.is_empty:
         report_fallback(params["on_fallback"], str(problem), reason)
-    return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands, **params)
+    return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
 for _primitive in (matmul_p, fused_matmul_p):

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bwgemm.config import Config, report_fallback, resolve
+from jax_bwgemm.epilogue import Epilogue, chain
 from jax_bwgemm.legality import why_not_dtypes
 from jax_bwgemm.precision import canonical, why_not_precision
 from jax_bwgemm.primitive import fused_product
-from jax_bwgemm.problem import ACTIVATIONS, FP8_DTYPES, INT8_DTYPES, Epilogue, Problem
-from jax_bwgemm.reference import apply_epilogue
+from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.reference import finish
 from jax_bwgemm.shape_rules import (
     broadcast_batch,
     check_bias,
@@ -31,29 +32,28 @@ from jax_bwgemm.shape_rules import (
 from jax_bwgemm.tile import Tile
 
 Array = jax.Array
+_NONE = Epilogue()
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What the primitive takes: `a` (la, m, k) or (la, k, m), `b` (lb, k, n) or (lb, n, k), as the majors say, and if
-    there are any `bias` (n,) and `residual` (l, m, n)."""
+    """What the primitive takes: `a` (la, m, k) or (la, k, m), `b` (lb, k, n) or (lb, n, k), as the majors say; and what
+    the epilogue names, vectors (n,) and matrices (l, m, n)."""
 
     a: Array
     b: Array
     a_major: str = "k"
     b_major: str = "n"
-    bias: Array | None = None
-    residual: Array | None = None
+    extras: tuple[Array, ...] = ()
 
     def problem(self, params: dict[str, Any]) -> Problem:
-        operands = [x for x in (self.a, self.b, self.bias, self.residual) if x is not None]
-        return problem_of(operands, a_major=self.a_major, b_major=self.b_major, **params)
+        return problem_of((self.a, self.b), a_major=self.a_major, b_major=self.b_major, **params)
 
     def multiply(self, params: dict[str, Any], settings: Config) -> Array:
         """Binds the primitive: (l, m, n)."""
         majors = {"a_major": self.a_major, "b_major": self.b_major}
         bound = dataclasses.asdict(settings) | {"device": settings.planned_device}
-        return fused_product(self.a, self.b, self.bias, self.residual, **majors, **params, **bound)
+        return fused_product(self.a, self.b, self.extras, **majors, **params, **bound)[0]
 
 
 def matmul(
@@ -126,36 +126,35 @@ def matmul(
     settings = resolve(on_fallback, device, emulate)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
-    static = tuple(params.items())
-    reason = _why_not_ours(a.dtype, b.dtype, bias is not None, residual is not None, static)
+    static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
+    reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
-        report_fallback(settings.on_fallback, str(posed((a, b, bias, residual), params)), reason)
-    return _matmul(a, b, bias, residual, static, None if reason else settings)
+        report_fallback(settings.on_fallback, str(posed((a, b, *extras), params)), reason)
+    return _matmul(a, b, extras, static, None if reason else settings)
 
 
 @functools.partial(jax.jit, static_argnames=("params", "settings"), inline=True)
 def _matmul(
-    a: Array, b: Array, bias: Any, residual: Any, params: tuple[tuple[str, Any], ...], settings: Config | None
+    a: Array, b: Array, extras: tuple[Any, ...], params: tuple[tuple[str, Any], ...], settings: Config | None
 ) -> Array:
     """Compiled as one where it is called on arrays; in a trace, its operations stand as if there were no function.
     Without `settings` it is XLA's."""
     shape, given = matmul_shape(a.shape, b.shape), dict(params)
-    bias, residual = (None if x is None else jnp.asarray(x).astype(given["out_dtype"]) for x in (bias, residual))
+    extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
-        return _matmul_by_xla(a, b, bias, residual, **given)
-    return stack(a, b, bias, residual).multiply(given, settings).reshape(shape)
+        return _matmul_by_xla(a, b, extras, **given)
+    return stack(a, b, extras, given["epilogue"]).multiply(given, settings).reshape(shape)
 
 
 def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
-    """The `Problem` of a, b, bias and residual, of which only shapes and dtypes are read."""
+    """The `Problem` of a, b and what the epilogue names, of which only shapes and dtypes are read."""
     matmul_shape(operands[0].shape, operands[1].shape)
     problems = []
 
-    def pose(*operands: Array) -> None:
-        problems.append(stack(*operands).problem(params))
+    def pose(a: Array, b: Array, *extras: Array) -> None:
+        problems.append(stack(a, b, extras, params["epilogue"]).problem(params))
 
-    shapes = [None if x is None else jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands]
-    jax.eval_shape(pose, *shapes)
+    jax.eval_shape(pose, *(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands))
     return problems[0]
 
 
@@ -174,44 +173,38 @@ def checked_params(
     """The primitive's params that the caller chooses, or an error that quotes the argument."""
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
         raise TypeError(f"`alpha` requires a Python number, got {alpha!r}; multiply by an array afterwards")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` requires one of {ACTIVATIONS}, got {activation!r}")
     if bias is not None:
         check_bias(bias, a.shape, b.shape)
     if residual is not None:
         check_residual(residual, matmul_shape(a.shape, b.shape))
     tile = Tile.from_str(tile) if isinstance(tile, str) else tile
     dtype = result_dtype(a.dtype, b.dtype, out_dtype)
-    steps = {"alpha": float(alpha), "activation": activation}
-    return {"out_dtype": dtype, **steps, "tile": tile, "precision": canonical(precision)}
+    epilogue = chain(float(alpha), bias is not None, activation, residual is not None)
+    return {"out_dtype": dtype, "epilogue": epilogue, "tile": tile, "precision": canonical(precision)}
 
 
 def why_not_ours(problem: Problem, precision: Any) -> str | None:
     """What is asked before anything is traced: whether some kernel of ours computes such a product."""
     reason = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
-    if reason and problem.epilogue.kind == "identity" and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
+    if reason and problem.epilogue.is_identity and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
         return f"{reason}; pass int32 to use a kernel"
     return reason
 
 
 @functools.lru_cache(maxsize=1024)
-def _why_not_ours(
-    a_dtype: Any, b_dtype: Any, has_bias: bool, has_residual: bool, params: tuple[tuple[str, Any], ...]
-) -> str | None:
+def _why_not_ours(a_dtype: Any, b_dtype: Any, params: tuple[tuple[str, Any], ...]) -> str | None:
     """`why_not_ours` of any sizes."""
     given = dict(params)
-    epilogue = Epilogue(given["alpha"], has_bias, given["activation"], has_residual)
     dtypes = str(a_dtype), str(b_dtype), str(given["out_dtype"])
-    return why_not_ours(Problem(1, 1, 1, 1, *dtypes, epilogue=epilogue), given["precision"])
+    return why_not_ours(Problem(1, 1, 1, 1, *dtypes, epilogue=given["epilogue"]), given["precision"])
 
 
-def stack(a: Array, b: Array, bias: Array | None = None, residual: Array | None = None) -> Operands:
+def stack(a: Array, b: Array, extras: Sequence[Array] = (), epilogue: Epilogue = _NONE) -> Operands:
     """Reshapes to the primitive's operands; copies only a batch that has to be repeated."""
     operands = _stack(a, b)
-    if residual is not None:
-        majors = operands.a_major, operands.b_major
-        residual = residual.reshape(sizes(operands.a.shape, operands.b.shape, *majors)[:3])
-    return dataclasses.replace(operands, bias=bias, residual=residual)
+    result = sizes(operands.a.shape, operands.b.shape, operands.a_major, operands.b_major)[:3]
+    pairs = zip(epilogue.operands, extras, strict=True)
+    return dataclasses.replace(operands, extras=tuple(v.reshape(result) if x.place == "mn" else v for x, v in pairs))
 
 
 def _stack(a: Array, b: Array) -> Operands:
@@ -261,21 +254,12 @@ def of_one_dtype(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _matmul_by_xla(
-    a: Array,
-    b: Array,
-    bias: Array | None,
-    residual: Array | None,
-    *,
-    out_dtype: np.dtype,
-    alpha: float,
-    activation: str | None,
-    tile: Any,
-    precision: Any,
+    a: Array, b: Array, extras: Sequence[Array], *, out_dtype: np.dtype, epilogue: Epilogue, tile: Any, precision: Any
 ) -> Array:
     """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is."""
     is_fp8 = str(out_dtype) in FP8_DTYPES
-    if alpha == 1.0 and activation is None and bias is None and residual is None and not is_fp8:
+    if epilogue.is_identity and not is_fp8:
         return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype)
     acc_dtype = jnp.float32 if is_fp8 else jnp.promote_types(out_dtype, jnp.float32)
     acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype)
-    return apply_epilogue(acc, bias, residual, alpha=alpha, activation=activation, out_dtype=out_dtype)
+    return finish(acc, epilogue, extras, out_dtype)[0]

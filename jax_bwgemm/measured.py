@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from jax_bwgemm._version import __version__
-from jax_bwgemm.problem import DTYPE_SHORT, GATES, Epilogue, Problem
+from jax_bwgemm.epilogue import Epilogue
+from jax_bwgemm.problem import DTYPE_SHORT, Problem
 
 FORMAT = 1
 COMMAND = "python -m jax_bwgemm bench --tune --table FILE"
@@ -72,7 +73,8 @@ def stand_in(problem: Problem) -> Problem | None:
     """The product alone, if its times hold for `problem` as well: a bias, a relu or a scale is arithmetic on a result
     that is in registers already. Not so a residual, which loads another operand, or a gate, which takes of some tiles'
     time and not of others'."""
-    if problem.epilogue.has_residual or problem.epilogue.activation in GATES:
+    takes_time = any(op.coarse or op.fine or op.instructions for op in problem.epilogue.ops())
+    if problem.epilogue.has_residual or problem.epilogue.seconds or takes_time:
         return None
     return dataclasses.replace(problem, epilogue=Epilogue())
 

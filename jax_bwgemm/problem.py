@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_bwgemm.epilogue import Epilogue
+
 DTYPE_BYTES = {
     "bfloat16": 2,
     "float16": 2,
@@ -29,42 +31,16 @@ INT8_DTYPES = ("int8", "uint8")
 A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
 C_MAJORS = ("n", "m")
-ACTIVATIONS = (None, "relu", "gelu", "silu")
-GATES = ("gelu", "silu")  # x * sigmoid(...), by the special functions of an SM
-COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that a gate may compute within 2**-12 of its x
+COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that may be computed within 2**-12 of what they are made from
 
 
 @dataclasses.dataclass(frozen=True)
-class Epilogue:
-    """`activation(alpha * (a @ b) + bias) + residual`, in float32 before the one rounding to the output dtype.
+class Array:
+    """An operand beside a and b, or a result, as it is stored. `role`: what an epilogue calls it."""
 
-    `bias` has the output's dtype and lies along its contiguous dimension: shape (n,), or (m,) of an m-major output, as
-    a transposed product has it. `residual` has the output's shape, dtype and major. The fields say what happens; the
-    operands themselves travel beside.
-    """
-
-    alpha: float = 1.0
-    has_bias: bool = False
-    activation: str | None = None
-    has_residual: bool = False
-
-    def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"`activation` requires one of {ACTIVATIONS}, got {self.activation!r}")
-
-    @property
-    def kind(self) -> str:
-        """The name under which kernels are compiled: which steps there are, not their values."""
-        steps = []
-        if self.alpha != 1.0:
-            steps.append("scale")
-        if self.has_bias:
-            steps.append("bias")
-        if self.activation is not None:
-            steps.append(self.activation)
-        if self.has_residual:
-            steps.append("residual")
-        return "_".join(steps) or "identity"
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +90,22 @@ class Problem:
             b_major="n" if self.a_major == "m" else "k",
             a_batch=self.b_batch,
             b_batch=self.a_batch,
+            epilogue=self.epilogue.transposed,
             c_major="m" if self.c_major == "n" else "n",
         )
+
+    @property
+    def extras(self) -> tuple[Array, ...]:
+        """The operands behind a and b: vectors, and matrices of the result's shape, all of its dtype."""
+        stored = (self.batch, self.m, self.n) if self.c_major == "n" else (self.batch, self.n, self.m)
+        shapes = {"n": (self.n,), "m": (self.m,), "mn": stored}
+        return tuple(Array(x.role, shapes[x.place], self.out_dtype) for x in self.epilogue.operands)
+
+    @property
+    def results(self) -> tuple[Array, ...]:
+        """The product's, and further ones of the epilogue."""
+        stored = (self.batch, self.m, self.n) if self.c_major == "n" else (self.batch, self.n, self.m)
+        return tuple(Array(role, stored, self.out_dtype) for role, _ in self.epilogue.results)
 
     @property
     def is_static(self) -> bool:
@@ -137,4 +127,4 @@ class Problem:
         a = self.a_batch * self.m * self.k * DTYPE_BYTES[self.a_dtype]
         b = self.b_batch * self.k * self.n * DTYPE_BYTES[self.b_dtype]
         out = self.batch * self.m * self.n * DTYPE_BYTES[self.out_dtype]
-        return a + b + out * (1 + self.epilogue.has_residual)
+        return a + b + out * (len(self.epilogue.results) + self.epilogue.num_matrices)

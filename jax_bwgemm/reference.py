@@ -3,74 +3,70 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_bwgemm.epilogue import Epilogue, Input, Node
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES
-from jax_bwgemm.shape_rules import extras
 
-_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+OPS: dict[str, Callable[..., jax.Array]] = {
+    "add": lambda x, y: jnp.add(*_alike(x, y)),
+    "mul": lambda x, y: jnp.multiply(*_alike(x, y)),
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
-}
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
+    "leaky_relu": jax.nn.leaky_relu,
+}  # what the operations of an epilogue mean, and what JAX differentiates
 
 
 def reference(
     a: jax.Array,
     b: jax.Array,
-    *rest: jax.Array,
+    *operands: jax.Array,
     a_major: str,
     b_major: str,
     out_dtype: Any,
-    alpha: float,
-    activation: str | None = None,
+    epilogue: Epilogue,
     precision: Any = None,
     **_: Any,
-) -> jax.Array:
-    """The primitives' result (l, m, n), from their operands and params."""
+) -> tuple[jax.Array, ...]:
+    """The primitives' results (l, m, n), from their operands and params."""
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
-    is_identity = alpha == 1.0 and activation is None and not rest
-    if is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES:
-        return _dot(a, b, a_major, b_major, out_dtype, precision)
+    if epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES:
+        return (_dot(a, b, a_major, b_major, out_dtype, precision),)
     acc = _dot(a, b, a_major, b_major, acc_dtype, precision)
-    return apply_epilogue(acc, *extras((a, b, *rest)), alpha=alpha, activation=activation, out_dtype=out_dtype)
+    return finish(acc, epilogue, operands, out_dtype)
 
 
-def apply_epilogue(
-    acc: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    *,
-    alpha: float,
-    activation: str | None,
-    out_dtype: Any,
-) -> jax.Array:
-    """`activation(alpha * acc + bias) + residual` in `acc`'s dtype, rounded once; `bias` and `residual` broadcast."""
-    if alpha != 1.0:
-        acc = acc * jnp.asarray(alpha, acc.dtype)
-    if bias is not None:
-        acc = _add(acc, bias)
-    if activation is not None:
-        acc = activate(acc, activation)
-    if residual is not None:
-        acc = _add(acc, residual)
-    return round_to(acc, out_dtype)
+def finish(acc: jax.Array, epilogue: Epilogue, operands: Sequence[jax.Array], out_dtype: Any) -> tuple[jax.Array, ...]:
+    """All results of `epilogue`, in `acc`'s dtype and rounded once. `operands` in its order; they broadcast."""
+    known: dict[str, Any] = {x.role: value for x, value in zip(epilogue.operands, operands, strict=True)}
+    known = {role: value.astype(acc.dtype) for role, value in known.items()}
+    known |= {role: jnp.asarray(value, acc.dtype) for role, value in epilogue.scalars} | {"acc": acc}
+    return tuple(round_to(evaluate(node, known), out_dtype) for _, node in epilogue.results)
 
 
-def _add(acc: jax.Array, term: jax.Array) -> jax.Array:
-    """Broadcast in so many words, which `jax.numpy_rank_promotion("raise")` demands."""
-    shape = jnp.broadcast_shapes(acc.shape, term.shape)
-    return jnp.broadcast_to(acc, shape) + jnp.broadcast_to(term.astype(acc.dtype), shape)
+def evaluate(node: Node, known: Mapping[str, jax.Array]) -> jax.Array:
+    """`node` of inputs by their roles."""
+    if isinstance(node, Input):
+        return known[node.role]
+    return OPS[node.op](*(evaluate(arg, known) for arg in node.args))
 
 
-def activate(x: jax.Array, activation: str) -> jax.Array:
-    """jax.nn's function of that name, gelu in its tanh form."""
-    return _FUNCTIONS[activation](x)
+def _alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Broadcast in so many words, which `jax.numpy_rank_promotion("raise")` demands; a scalar is left alone."""
+    if x.ndim == y.ndim or 0 in (x.ndim, y.ndim):
+        return x, y
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    return jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape)
 
 
 def round_to(x: jax.Array, dtype: Any) -> jax.Array:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm.epilogue import Epilogue
 from jax_bwgemm.precision import promotes
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 
 Shape = tuple[int, ...]
 
@@ -79,47 +80,46 @@ def sizes(a: Shape, b: Shape, a_major: str, b_major: str) -> tuple[int, int, int
     return b[0] if a[0] == 1 else a[0], m, n, k
 
 
-def extras(operands: Sequence[Any]) -> tuple[Any, Any]:
-    """(bias, residual) behind a and b, or None: told apart by their ranks, (n,) and (l, m, n)."""
-    by_rank = {len(x.shape): x for x in operands[2:]}
-    return by_rank.get(1), by_rank.get(3)
-
-
 def problem_of(
     operands: Sequence[Any],
     *,
     a_major: str,
     b_major: str,
     out_dtype: Any,
-    alpha: float,
-    activation: str | None = None,
+    epilogue: Epilogue,
     precision: Any = None,
     **_: Any,
 ) -> Problem:
-    """The `Problem` that a primitive's operands (a, b, perhaps `extras`; arrays or avals) and params pose."""
-    (a, b), (bias, residual) = operands[:2], extras(operands)
+    """The `Problem` that a primitive's operands (a and b first; arrays or avals) and params pose."""
+    a, b = operands[:2]
     batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
-    epilogue = Epilogue(alpha, bias is not None, activation, residual is not None)
     dtypes = str(a.dtype), str(b.dtype), str(out_dtype)
     batches = a.shape[0], b.shape[0]
     return Problem(m, n, k, batch, *dtypes, a_major, b_major, *batches, epilogue, promoted=promotes(precision))
 
 
-def _matmul_shape_rule(a: Any, b: Any, *rest: Any, a_major: str, b_major: str, out_dtype: Any, **_: Any) -> Any:
-    """The aval of (l, m, n). Like every lax rule it wants operands of rank 3 whose varying axes agree."""
-    batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
+def _matmul_shape_rule(
+    a: Any, b: Any, *rest: Any, a_major: str, b_major: str, epilogue: Epilogue, **params: Any
+) -> Any:
+    """The avals of the results, (l, m, n) all. Like every lax rule it wants operands of rank 3, and what the epilogue
+    reads in its shapes, whose varying axes agree."""
+    problem = problem_of((a, b), a_major=a_major, b_major=b_major, epilogue=epilogue, **params)
+    batch, m, n = problem.batch, problem.m, problem.n
     k_b = b.shape[1 if b_major == "n" else 2]
-    is_legal = k == k_b and {a.shape[0], b.shape[0]} <= {1, batch}
-    if not is_legal or any(x.shape not in ((n,), (batch, m, n)) for x in rest):
+    is_legal = problem.k == k_b and {a.shape[0], b.shape[0]} <= {1, batch}
+    if not is_legal or [x.shape for x in rest] != [extra.shape for extra in problem.extras]:
         got = f"{a.shape} {a_major} x {b.shape} {b_major}{''.join(f' + {x.shape}' for x in rest)}"
-        raise ValueError(f"`matmul_p` requires (l, m, k) x (l, k, n) + (n,) + (l, m, n), got {got}")
+        wanted = "".join(f" + {extra.role} {extra.shape}" for extra in problem.extras)
+        raise ValueError(f"`matmul_p` requires (l, m, k) x (l, k, n){wanted}, got {got}")
     spec = PartitionSpec(
         (b if a.shape[0] == 1 else a).sharding.spec[0],
         a.sharding.spec[1 if a_major == "k" else 2],
         b.sharding.spec[2 if b_major == "n" else 1],
     )
     mesh = b.sharding.mesh if a.sharding.mesh.empty else a.sharding.mesh
-    return a.update(shape=(batch, m, n), dtype=out_dtype, weak_type=False, sharding=NamedSharding(mesh, spec))
+    sharding = NamedSharding(mesh, spec)
+    out = a.update(shape=(batch, m, n), dtype=params["out_dtype"], weak_type=False, sharding=sharding)
+    return [out for _ in problem.results]
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.epilogue import ACC, Epilogue, Node, inputs, label, parse
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.recipe import ALIGN_BYTES, Buffer, TensorMap
 from jax_bwgemm.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
 
@@ -25,24 +28,35 @@ class Variant:
     a_major: str
     b_major: str
     tile: Tile
-    epilogue: str = "identity"
+    epilogue: Node = ACC
     c_major: str = "n"
     store: str = "tma"
 
     @property
-    def activation(self) -> str | None:
-        return next((name for name in ACTIVATIONS if name in self.epilogue.split("_")), None)
+    def has_residual(self) -> bool:
+        return self.steps.has_residual
 
     @property
-    def has_residual(self) -> bool:
-        return self.epilogue.endswith("residual")
+    def steps(self) -> Epilogue:
+        """The epilogue of any scalars, which are run-time parameters."""
+        roles = dict.fromkeys(x.role for x in inputs(self.epilogue) if x.place == "scalar")
+        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles))
 
     @property
     def name(self) -> str:
         dtypes = "_".join(DTYPE_SHORT[d] for d in (self.a_dtype, self.b_dtype, self.out_dtype))
         majors = f"{self.a_major}{self.b_major}{self.c_major}"
         store = "" if self.store == "tma" else f"_{self.store}"
-        return f"{self.target}_{dtypes}_{majors}_{self.tile}_{self.epilogue}{store}"
+        return f"{self.target}_{dtypes}_{majors}_{self.tile}_{label(self.epilogue)}{store}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries and texts."""
+        return dataclasses.asdict(self) | {"epilogue": str(self.epilogue)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Variant:
+        """The inverse. ValueError or TypeError for anything else."""
+        return cls(**{**fields, "tile": Tile(**fields["tile"]), "epilogue": parse(fields["epilogue"])})
 
 
 def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
@@ -55,7 +69,7 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
         problem.a_major,
         problem.b_major,
         tile,
-        problem.epilogue.kind,
+        problem.epilogue.out,
         problem.c_major,
         "tma" if is_tma_storable(problem) else "threads",
     )
@@ -70,10 +84,8 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
         Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+")),
         Buffer("b", variant.b_dtype, ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")),
     ]
-    if "bias" in variant.epilogue.split("_"):
-        found.append(Buffer("bias", variant.out_dtype, out[2:]))
-    if variant.has_residual:
-        found.append(Buffer("residual", variant.out_dtype, out))
+    dims = {"n": ("n",), "m": ("m",), "mn": out}
+    found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
     align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
     found.append(Buffer("out", variant.out_dtype, out, align_bytes, is_result=True))
     if variant.tile.stream_k:
@@ -95,7 +107,8 @@ def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
         atom_bytes = swizzle_atom_bytes(dtype, major, variant.target)
         maps.append(_tensor_map(at[role], element, load_box(tile, role, major, dtype), dtype, atom_bytes))
     box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
-    moved = ["residual"] * variant.has_residual + ["out"] * (variant.store == "tma")
+    matrices = [x.role for x in variant.steps.operands if x.place == "mn"]
+    moved = matrices + ["out"] * (variant.store == "tma")
     element = _ELEMENTS[variant.out_dtype]
     return *maps, *(_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved)
 
@@ -108,10 +121,6 @@ def why_not_variant(variant: Variant) -> str | None:
     """`legality.why_not` for a problem that only this variant computes: what the build asks."""
     if variant.store not in STORES:
         return f"`store` requires one of {STORES}, got {variant.store!r}"
-    steps = variant.epilogue.split("_")
-    epilogue = Epilogue(2.0 if "scale" in steps else 1.0, "bias" in steps, variant.activation, "residual" in steps)
-    if epilogue.kind != variant.epilogue:
-        return f"`epilogue` requires the kind of an Epilogue, got {variant.epilogue!r}"
     size = 4096 if variant.store == "tma" else 4095
     problem = Problem(
         size,
@@ -123,7 +132,7 @@ def why_not_variant(variant: Variant) -> str | None:
         a_major=variant.a_major,
         b_major=variant.b_major,
         c_major=variant.c_major,
-        epilogue=epilogue,
+        epilogue=variant.steps,
         promoted=variant.tile.promoted,
     )
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from jax_bwgemm.bench.cases import Case
+from jax_bwgemm.epilogue import Input, Node
 
 NUM_ROWS, NUM_COLS = 64, 512  # of the result; float64 of all 8192x8192x8192 would take minutes, and elements are alike
 
@@ -41,7 +42,7 @@ def sample(case: Case, operands: Mapping[str, np.ndarray], seed: int = 0) -> Sam
     x = times(last["b"])
     for step in case.steps:
         if step == "swiglu":
-            x = _silu(x) * times(last["up"])
+            x = FLOAT64["silu"](x) * times(last["up"])
         elif step == "bias":
             x = x + last["bias"][cols].astype(np.float64)
         elif step == "residual":
@@ -51,16 +52,34 @@ def sample(case: Case, operands: Mapping[str, np.ndarray], seed: int = 0) -> Sam
     return Sample(rows, cols, x)
 
 
-def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
+def evaluate(node: Node, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    """An epilogue's expression in float64, of inputs by their roles."""
+    if isinstance(node, Input):
+        return known[node.role]
+    return FLOAT64[node.op](*(evaluate(arg, known) for arg in node.args))
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x * 0.5 * (1 + np.tanh(x / 2))
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(x / 2))
 
 
-FLOAT64 = {"relu": _relu, "gelu": _gelu, "silu": _silu}
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+FLOAT64: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "gelu": _gelu,
+    "silu": lambda x: x * _sigmoid(x),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "gelu_exact": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "squared_relu": lambda x: np.maximum(x, 0.0) ** 2,
+    "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x),
+}  # written out anew, for the tests of all other readers

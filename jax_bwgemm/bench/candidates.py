@@ -206,9 +206,7 @@ def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.A
     """
     a = [_random(padded_shape(problem, "a"), problem.a_dtype, 2 * i) for i in range(copies)]
     b = [_random(padded_shape(problem, "b"), problem.b_dtype, 2 * i + 1) for i in range(copies)]
-    extras = [(problem.n,)] if problem.epilogue.has_bias else []
-    residual = [(problem.batch, problem.m, problem.n)] if problem.epilogue.has_residual else []
-    return a, b, [_random(shape, problem.out_dtype, 0) for shape in (*extras, *residual)]
+    return a, b, [_random(extra.shape, extra.dtype, 0) for extra in problem.extras]
 
 
 def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:

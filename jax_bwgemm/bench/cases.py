@@ -6,8 +6,9 @@ import dataclasses
 import math
 import re
 
+from jax_bwgemm.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.measured import stand_in
-from jax_bwgemm.problem import ACTIVATIONS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
 EPILOGUES = (
@@ -16,7 +17,7 @@ EPILOGUES = (
     *(
         "+".join(filter(None, (bias, activation, residual)))
         for bias in ("", "bias")
-        for activation in ACTIVATIONS
+        for activation in ("", *ACTIVATIONS)
         for residual in ("", "residual")
         if bias or activation or residual
     ),
@@ -132,7 +133,7 @@ class Case:
     def fused(self) -> Problem:
         """The product (of swiglu, the first of two) with its epilogue."""
         activation = next((step for step in self.steps if step in ACTIVATIONS), None)
-        epilogue = Epilogue(1.0, "bias" in self.steps, activation, "residual" in self.steps)
+        epilogue = chain(1.0, "bias" in self.steps, activation, "residual" in self.steps)
         return dataclasses.replace(self.problem, epilogue=epilogue)
 
     @property

@@ -20,9 +20,10 @@ from jax_bwgemm.arch import Arch, by_name
 from jax_bwgemm.bench import regret
 from jax_bwgemm.constants import Constants
 from jax_bwgemm.cost import cost
+from jax_bwgemm.epilogue import Epilogue, parse
 from jax_bwgemm.padding import why_not_padded
 from jax_bwgemm.plan import Candidate, plan
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 
 PARAMETERS = {
@@ -128,6 +129,6 @@ def _moved(value: float, name: str, rng: random.Random) -> float:
 
 
 def _measured(fields: dict[str, Any]) -> Measured:
-    problem = Problem(**fields["problem"] | {"epilogue": Epilogue(**fields["problem"]["epilogue"])})
+    problem = Problem(**fields["problem"] | {"epilogue": Epilogue(parse(fields["problem"]["epilogue"]))})
     times = {(Tile.from_str(kernel["tile"]), kernel["swapped"]): kernel["measured_us"] for kernel in fields["kernels"]}
     return Measured(problem, times)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import jax_bwgemm
 from jax_bwgemm.bench.cases import Case
-from jax_bwgemm.problem import ACTIVATIONS
-from jax_bwgemm.reference import activate
+from jax_bwgemm.epilogue import ACTIVATIONS
+from jax_bwgemm.reference import OPS
 
 Product = Callable[..., Any]
 
@@ -46,7 +46,7 @@ def ours(case: Case, on_fallback: str) -> Product:
 
 def _finish(x: Any, steps: tuple[str, ...], bias: Any, residual: Any) -> Any:
     for step in steps:
-        x = activate(x, step) if step in ACTIVATIONS else x + {"bias": bias, "residual": residual}[step]
+        x = OPS[step](x) if step in ACTIVATIONS else x + {"bias": bias, "residual": residual}[step]
     return x
 
 

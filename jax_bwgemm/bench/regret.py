@@ -127,7 +127,8 @@ def _fields(timed: Timed) -> dict[str, Any]:
         predicted_us = candidate.cost.us if candidate.cost else None
         name = {"tile": str(candidate.tile), "swapped": candidate.swapped}
         kernels.append(name | {"predicted_us": predicted_us, "measured_us": us})
-    return {"problem": dataclasses.asdict(timed.problem), "modelled": timed.modelled_idx, "kernels": kernels}
+    problem = dataclasses.asdict(timed.problem) | {"epilogue": str(timed.problem.epilogue.out)}
+    return {"problem": problem, "modelled": timed.modelled_idx, "kernels": kernels}
 
 
 def _random_problem(rng: np.random.Generator) -> Problem:

@@ -13,8 +13,9 @@ import numpy as np
 from jax_bwgemm.arch import ARCHS, TARGETS, by_name
 from jax_bwgemm.cli.explain import DTYPES
 from jax_bwgemm.config import Config
+from jax_bwgemm.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.legality import why_not
-from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, C_MAJORS, INT8_DTYPES, Epilogue, Problem
+from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, INT8_DTYPES, Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import variant_for
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--majors", default="kn", choices=_MAJORS, help="contiguous dimensions of a, b and the result")
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--bias", action="store_true")
-    parser.add_argument("--activation", choices=[name for name in ACTIVATIONS if name])
+    parser.add_argument("--activation", choices=ACTIVATIONS)
     parser.add_argument("--device", choices=ARCHS, help="planned for (default: one of the target's)")
     parser.add_argument("--clusters", type=int, metavar="N", help="that run at once; 1: one walks all tiles")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of inputs and schedules")
@@ -82,8 +83,9 @@ def _problem(args: argparse.Namespace) -> Problem:
     a_dtype, b_dtype = DTYPES[args.dtype], DTYPES[args.b_dtype or args.dtype]
     own_dtype = "int32" if a_dtype in INT8_DTYPES else a_dtype
     out_dtype = DTYPES[args.out_dtype] if args.out_dtype else own_dtype
-    epilogue = Epilogue(args.alpha, args.bias, args.activation)
     a_major, b_major, c_major = (args.majors + "n")[:3]
+    epilogue = chain(args.alpha, args.bias, args.activation)  # of the caller's product: its bias lies along rows
+    epilogue = epilogue if c_major == "n" else epilogue.transposed
     dtypes, majors = (a_dtype, b_dtype, out_dtype), (a_major, b_major)
     return Problem(m, n, k, batch, *dtypes, *majors, batch, batch, epilogue, c_major)
 

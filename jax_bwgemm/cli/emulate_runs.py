@@ -11,10 +11,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from jax_bwgemm.bench.accuracy import FLOAT64
+from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.cli.drawing import progress_bar, show_table
 from jax_bwgemm.emulated import Kernel
 from jax_bwgemm.emulator import Counters, Schedule, Timeline, Trace
+from jax_bwgemm.epilogue import Input
 from jax_bwgemm.geometry import cluster_tiles
 from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES, Problem
 
@@ -50,14 +51,24 @@ def inputs(problem: Problem, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
     p, rng = problem, np.random.default_rng(seed)
     a = _random(rng, (p.batch, p.m, p.k), p.a_dtype)
     b = _random(rng, (p.batch, p.k, p.n), p.b_dtype)
-    bias = [_random(rng, (p.n,), p.out_dtype)] if p.epilogue.has_bias else []
-    want = p.epilogue.alpha * (a.astype(np.float64) @ b.astype(np.float64)) + sum(x.astype(np.float64) for x in bias)
+    extras = [_random(rng, extra.shape, extra.dtype) for extra in p.extras]
+    read = zip(p.epilogue.operands, extras, strict=True)
+    known = {x.role: _upright(x, value.astype(np.float64), p) for x, value in read}
+    known |= {role: np.asarray(value, np.float64) for role, value in p.epilogue.scalars}
+    known["acc"] = a.astype(np.float64) @ b.astype(np.float64)
     stored = [a if p.a_major == "k" else a.swapaxes(1, 2), b if p.b_major == "n" else b.swapaxes(1, 2)]
-    want = FLOAT64[p.epilogue.activation](want) if p.epilogue.activation else want
+    want = evaluate(p.epilogue.out, known)
     if p.out_dtype in FP8_DTYPES:
         largest = float(ml_dtypes.finfo(p.out_dtype).max)
         want = np.clip(want, -largest, largest)
-    return [*stored, *bias], want if p.c_major == "n" else want.swapaxes(1, 2)
+    return [*stored, *extras], want if p.c_major == "n" else want.swapaxes(1, 2)
+
+
+def _upright(x: Input, value: np.ndarray, problem: Problem) -> np.ndarray:
+    """What an epilogue reads, as it meets (l, m, n)."""
+    if x.place == "mn":
+        return value if problem.c_major == "n" else value.swapaxes(1, 2)
+    return value if x.place == "n" else value[:, None]
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.legality import why_not_dtypes
-from jax_bwgemm.problem import A_MAJORS, ACTIVATIONS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Epilogue, Problem
+from jax_bwgemm.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.tile import Tile
 
 HELP = "say which kernel would compute a product, and why"
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--b-major", default="n", choices=B_MAJORS, help="the contiguous dimension of b")
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--bias", action="store_true")
-    parser.add_argument("--activation", choices=[name for name in ACTIVATIONS if name])
+    parser.add_argument("--activation", choices=ACTIVATIONS)
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--tile", help="the only candidate, for example 128x256x64_cta1_cluster2x1")
     parser.add_argument("--published", action="store_true", help="the cost model beside published figures instead")
@@ -55,7 +56,7 @@ def _problem(args: argparse.Namespace) -> Problem:
     a_dtype, b_dtype = DTYPES[args.dtype], DTYPES[args.b_dtype or args.dtype]
     if a_dtype != b_dtype and not args.out_dtype:
         raise ValueError(f"`--out-dtype` requires a dtype for operands that differ, got none for {a_dtype}, {b_dtype}")
-    epilogue = Epilogue(args.alpha, args.bias, args.activation, args.residual)
+    epilogue = chain(args.alpha, args.bias, args.activation, args.residual)
     out_dtype = DTYPES[args.out_dtype] if args.out_dtype else a_dtype
     sizes, majors = (args.m, args.n, args.k, args.batch), (args.a_major, args.b_major)
     return Problem(*sizes, a_dtype, b_dtype, out_dtype, *majors, args.batch, args.batch, epilogue)

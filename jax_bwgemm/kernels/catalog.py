@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.arch import ARCHS, TARGETS, family_of
+from jax_bwgemm.epilogue import Epilogue, chain
 from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.shipped import (
     HOPPER_BASE,
@@ -35,11 +36,14 @@ FP8: tuple[Dtypes, ...] = ((E4M3, E4M3, BF16), (E4M3, E4M3, F32))
 MIXED_FP8: tuple[Dtypes, ...] = ((E4M3, E5M2, BF16), (E5M2, E4M3, BF16))  # a gradient is e5m2
 RARE_FP8: tuple[Dtypes, ...] = ((E5M2, E5M2, BF16), (E4M3, E4M3, E4M3))
 INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in ("int8", "uint8"))
-FUSED_KINDS = ("scale", "bias", "relu", "bias_relu", "scale_bias", "scale_relu", "scale_bias_relu")
-GATED_KINDS = ("gelu", "bias_gelu", "silu", "bias_silu")
-RESIDUAL_KINDS = ("residual", "bias_residual", "bias_relu_residual")
-GATED_RESIDUAL_KINDS = ("bias_gelu_residual", "bias_silu_residual")
-DENSE_KINDS = ("bias", "bias_relu", "bias_gelu", "bias_silu")  # a dense layer's
+SCALE, BIAS = chain(2.0), chain(has_bias=True)  # of any scale
+RELU, GELU, SILU = (chain(activation=name) for name in ("relu", "gelu", "silu"))
+BIAS_RELU, BIAS_GELU, BIAS_SILU = (chain(has_bias=True, activation=name) for name in ("relu", "gelu", "silu"))
+FUSED = (SCALE, BIAS, RELU, BIAS_RELU, chain(2.0, True), chain(2.0, False, "relu"), chain(2.0, True, "relu"))
+GATED = (GELU, BIAS_GELU, SILU, BIAS_SILU)
+RESIDUAL = (chain(has_residual=True), chain(has_bias=True, has_residual=True), chain(1.0, True, "relu", True))
+GATED_RESIDUAL = (chain(1.0, True, "gelu", True), chain(1.0, True, "silu", True))
+DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +53,16 @@ class Row:
     tiles: tuple[Tile, ...]
     dtypes: tuple[Dtypes, ...]
     majors: tuple[str, ...] = ALL_MAJORS
-    epilogues: tuple[str, ...] = ("identity",)
+    epilogues: tuple[Epilogue, ...] = (Epilogue(),)
     c_major: str = "n"
     store: str = "tma"
 
     def variants(self, target: str) -> Iterator[Variant]:
-        for tile, dtypes, majors, kind in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
+        for tile, dtypes, majors, epilogue in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
             own = dataclasses.replace(tile, k_tile=k_tile(dtypes[0]))
             a_major, b_major = majors[0], majors[1]
-            yield Variant(target, *dtypes, a_major, b_major, own, kind, self.c_major, self.store)
+            node = epilogue.out if self.c_major == "n" else epilogue.transposed.out
+            yield Variant(target, *dtypes, a_major, b_major, own, node, self.c_major, self.store)
 
 
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
@@ -109,17 +114,17 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
-        Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE_KINDS, "relu", "gelu", "silu"), c_major="m"),
-        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL_KINDS[:2], c_major="m"),
+        Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE, RELU, GELU, SILU), c_major="m"),
+        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
         Row(_few_columns("hopper"), BF16_ONLY),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
-        Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED_KINDS, *GATED_KINDS, *RESIDUAL_KINDS[:2])),
-        Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED_KINDS),
-        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED_KINDS),  # a ping-pong hides what they take
-        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
-        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL_KINDS[:2]),
-        Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), ("scale",)),
+        Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED, *GATED, *RESIDUAL[:2])),
+        Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED),  # a ping-pong hides what they take
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL[:2]),
+        Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), (SCALE,)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row(HOPPER_ODD, BF16_ONLY, store="threads"),
         Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
@@ -130,8 +135,8 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
-        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE_KINDS),
-        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE_KINDS, c_major="m"),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE, c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
         Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
@@ -143,14 +148,14 @@ ROWS = {
         Row(BLACKWELL_BASE, HALF),
         Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
         Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
-        Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE_KINDS, c_major="m"),
+        Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row(_few_columns("blackwell"), BF16_ONLY),
         Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),
-        Row((PAIR, SMALL), SAME, FORWARD, FUSED_KINDS),
-        Row((PAIR, SMALL), SAME, FORWARD, GATED_KINDS),
-        Row((PAIR, SMALL), SAME, ("mn", "mk"), ("scale",)),
-        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL_KINDS, *GATED_RESIDUAL_KINDS)),
+        Row((PAIR, SMALL), SAME, FORWARD, FUSED),
+        Row((PAIR, SMALL), SAME, FORWARD, GATED),
+        Row((PAIR, SMALL), SAME, ("mn", "mk"), (SCALE,)),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
         Row((PAIR, SMALL), TF32),

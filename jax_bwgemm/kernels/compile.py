@@ -47,7 +47,8 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
 def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
     gemm = KERNELS[family_of(variant.target).name](variant)
-    type(gemm).kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel: Any = type(gemm).kernel  # type: ignore[attr-defined]
+    kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     is_aligned = variant.store == "tma"
     a = example_tensor(IN_DTYPES[variant.a_dtype], variant.a_major == "k")
     b = example_tensor(IN_DTYPES[variant.b_dtype], variant.b_major == "k")

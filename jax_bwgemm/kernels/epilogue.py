@@ -1,18 +1,23 @@
 """What happens to an accumulator before it is stored: a chain of steps, composed at compile time.
 
-A step works in place on float32 values in registers. It knows nothing of warpgroups or TMEM: the kernel describes
-where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05 fragments alike. What it adds to them lies
-along the result's contiguous dimension, so `load` may come before the values are there, and once for all lines across.
+`OPS` has a step for each operation of an `epilogue`'s expression. Its life: `load` what it reads, once for a tile or a
+box; `apply` it to the values of each box. A step works in place on float32 values in registers. It knows nothing of
+warpgroups or TMEM: the kernel describes where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05
+fragments alike. What it adds to them lies along the result's contiguous dimension, so `load` may come before the values
+are there, and once for all lines across.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cutlass
 from cutlass import cute
+
+from jax_bwgemm.epilogue import Apply, Input, Node, inputs, steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,31 +48,37 @@ def fragment_row_runs(elements: int, to_second: int, is_paired: bool = False) ->
     return tuple(Run(half * to_second, 1, tuple((i,) for i in own)) for half, own in enumerate(halves))
 
 
-class Scale:
-    """v *= alpha."""
+class Step:
+    """One that reads nothing; `param` is the role of its run-time parameter, if it has one, else empty."""
 
-    kind = "scale"
-    params = ("alpha",)
+    param = ""
 
-    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[Any, ...]:
         return ()
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
-        values.store(values.load() * args["alpha"])
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
+        raise NotImplementedError
 
 
-class Bias:
-    """v = factor * (v + bias[place]), rounded once. Places past the end read the last legal run instead: their results
-    are never stored."""
+class Scale(Step):
+    """v *= a scalar."""
 
-    kind = "bias"
-    params = ("bias",)
+    def __init__(self, param: str) -> None:
+        self.param = param
 
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
+        values.store(values.load() * args[self.param])
 
-    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
-        return tuple(self._load(run, first, size, args["bias"]) for run in runs)
+
+class AddVector(Step):
+    """v = factor * (v + vector[place]), rounded once. Places past the end read the last legal run instead: what they
+    become is never stored."""
+
+    def __init__(self, param: str, factor: float) -> None:
+        self.param, self.factor = param, factor
+
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(self._load(run, first, size, args[self.param]) for run in runs)
 
     def _load(self, run: Run, first: Any, size: Any, bias: cute.Pointer) -> cute.Tensor:
         start = cute.assume(cutlass.min(first + run.first, size - run.width), divby=run.width)
@@ -75,9 +86,7 @@ class Bias:
         cute.autovec_copy(cute.make_tensor(bias + start, cute.make_layout(run.width)), loaded)
         return loaded
 
-    def apply(
-        self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[cute.Tensor, ...], args: dict[str, Any]
-    ) -> None:
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
         for run, bias in zip(runs, loaded, strict=True):
             terms = [cutlass.Float32(bias[i]) * self.factor for i in range(run.width)]
             for line in run.lines:
@@ -85,21 +94,15 @@ class Bias:
                     values[element] = cute.math.fma(values[element], self.factor, term)
 
 
-class Relu:
+class Relu(Step):
     """v = max(v, 0); NaN stays NaN, and -0 becomes +0, as in jax.nn.relu."""
 
-    kind = "relu"
-    params = ()
-
-    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
-        return ()
-
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
         for i in range(cute.size(values)):
             values[i] = cute.arch.fmax(values[i], 0.0, nan=True)  # ptxas makes it a part of the rounding to 16 bits
 
 
-class Gate:
+class Gate(Step):
     """v *= sigmoid(linear * v + cubic * v**3): an infinity times no slope is NaN, as in JAX, and NaN stays NaN.
 
     An SM has 16 special functions a clock, for which a Hopper tile's tensor cores may wait; and where another warp
@@ -110,17 +113,11 @@ class Gate:
     Coarse is (1 + tanh(x / 2)) / 2 times v, which takes v / 2 only: `is_halved` has the step before it give that.
     """
 
-    params = ()
-
-    def __init__(self, kind: str, linear: float, cubic: float, is_coarse: bool, is_halved: bool) -> None:
-        self.kind = kind
+    def __init__(self, linear: float, cubic: float, is_coarse: bool, is_halved: bool) -> None:
         self.linear, self.cubic = linear, cubic
         self.is_coarse, self.is_halved = is_coarse, is_halved
 
-    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[()]:
-        return ()
-
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[()], args: dict[str, Any]) -> None:
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
         for i in range(cute.size(values)):
             v = values[i]
             if self.is_coarse:
@@ -137,34 +134,79 @@ def _odd(v: Any, linear: float, cubic: float) -> Any:
     return v * (cute.math.fma(v * v, cubic, linear) if cubic else linear)
 
 
+class Each(Step):
+    """v = f(v)."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
+        for i in range(cute.size(values)):
+            values[i] = self.function(values[i])
+
+
+def _sigmoid(v: Any) -> Any:
+    """Within 2**-20 of itself until that is tiny."""
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(v * -math.log2(math.e), approx=True, ftz=True))
+
+
+def _coarse_sigmoid(v: Any) -> Any:
+    return cute.math.fma(cute.math.tanh(v * 0.5, approx=True), 0.5, 0.5)
+
+
+def _gelu_exact(v: Any) -> Any:
+    half = v * 0.5
+    return cute.math.fma(half, cute.math.erf(v * math.sqrt(0.5)), half)
+
+
+def _squared_relu(v: Any) -> Any:
+    positive = cute.arch.fmax(v, 0.0, nan=True)
+    return positive * positive
+
+
 GELU = 2 * math.sqrt(2 / math.pi)  # the tanh form: (1 + tanh(x / 2)) / 2 is a sigmoid
 
+# Of an operation, the step for a coarse result or not; `is_halved` as `Gate` has it.
+OPS: dict[str, Callable[[bool, bool], Step]] = {
+    "relu": lambda is_coarse, is_halved: Relu(),
+    "gelu": lambda is_coarse, is_halved: Gate(GELU, 0.044715 * GELU, is_coarse, is_halved),
+    "silu": lambda is_coarse, is_halved: Gate(1.0, 0.0, is_coarse, is_halved),
+    "sigmoid": lambda is_coarse, is_halved: Each(_coarse_sigmoid if is_coarse else _sigmoid),
+    "tanh": lambda is_coarse, is_halved: Each(lambda v: cute.math.tanh(v, approx=is_coarse)),
+    "gelu_exact": lambda is_coarse, is_halved: Each(_gelu_exact),
+    "squared_relu": lambda is_coarse, is_halved: Each(_squared_relu),
+    "leaky_relu": lambda is_coarse, is_halved: Each(lambda v: cute.arch.fmax(v, v * 0.01, nan=True)),
+}
+GATES = ("gelu", "silu")
 
-def _steps(kind: str, is_coarse: bool) -> tuple[Any, ...]:
-    names = kind.split("_")
-    is_halved = is_coarse and "bias" in names and not {"gelu", "silu"}.isdisjoint(names)
-    gelu = Gate("gelu", GELU, 0.044715 * GELU, is_coarse, is_halved)
-    silu = Gate("silu", 1.0, 0.0, is_coarse, is_halved)
-    known = {step.kind: step for step in (Scale(), Bias(0.5 if is_halved else 1.0), Relu(), gelu, silu)}
-    return tuple(known[name] for name in names if name in known)
+
+def _steps(found: Sequence[Apply], is_coarse: bool) -> Iterator[Step]:
+    """Of the expression's own steps; a matrix, which is added last, is the kernel's to load."""
+    for i, step in enumerate(found):
+        halves_next = is_coarse and i + 1 < len(found) and found[i + 1].op in GATES
+        is_halved = is_coarse and i > 0 and found[i - 1].op == "add"
+        operand = step.args[-1]
+        if len(step.args) == 1:
+            yield OPS[step.op](is_coarse, is_halved)
+        elif isinstance(operand, Input) and step.op == "mul":
+            yield Scale(operand.role)
+        elif isinstance(operand, Input) and operand.place != "mn":
+            yield AddVector(operand.role, 0.5 if halves_next else 1.0)
 
 
 class Epilogue:
-    """The steps that `problem.Epilogue.kind` names, in its order; a residual, always last, is the kernel's to load."""
+    """The steps of an expression that `legality.why_not_epilogue` has no objection to."""
 
-    def __init__(self, kind: str, is_coarse: bool) -> None:
-        self.has_residual = kind.endswith("residual")
-        self.steps = _steps(kind, is_coarse)
+    def __init__(self, node: Node, is_coarse: bool) -> None:
+        found = steps(node) or ()
+        self.has_residual = any(x.place == "mn" for x in inputs(node))
+        self.steps = tuple(_steps(found, is_coarse))
+        self.reads = any(isinstance(step, AddVector) for step in self.steps)  # whether there is anything to load
 
     @property
     def params(self) -> tuple[str, ...]:
-        """Kinds of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
-        return tuple(param for step in self.steps for param in step.params)
-
-    @property
-    def reads(self) -> bool:
-        """Whether there is anything to load."""
-        return "bias" in self.params
+        """Roles of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
+        return tuple(step.param for step in self.steps if step.param)
 
     def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Registers with what every step reads; `first` is the thread's first place along the result's contiguous

@@ -1,0 +1,241 @@
+"""What follows a product, as an expression over named inputs. Knows no chip, no tile and no JAX.
+
+An `Epilogue` says what each result is, in float32 before the one rounding to its dtype. The expression has four
+readers, and no other statement of what an operation means: `reference` evaluates it in JAX, `kernels.epilogue` as steps
+on registers, `cost` counts what it takes, and `label` names it. An operation is an entry in `OPS`, in `reference.OPS`
+and, if kernels have it, in `kernels.epilogue.OPS`.
+
+    alpha * acc + bias, through relu, plus residual      add(relu(add(mul(acc, alpha), bias:n)), residual:mn)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator
+
+PLACES = ("acc", "scalar", "n", "m", "mn")  # of an input: the sums; one number; a vector along n or m; a matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An operation on float32. For each element: the special functions (MUFU) that it takes where the result may be
+    wrong by 2**-12 of its argument (`coarse`) and where not (`fine`), and other instructions that no MMA hides."""
+
+    num_args: int
+    coarse: int = 0
+    fine: int = 0
+    instructions: int = 0
+
+
+OPS = {
+    "add": Op(2),
+    "mul": Op(2),
+    "relu": Op(1),
+    "gelu": Op(1, 1, 2),  # the tanh form, x * sigmoid(...)
+    "silu": Op(1, 1, 2),
+    "sigmoid": Op(1, 1, 2),
+    "tanh": Op(1, 1, 2, 8),
+    "gelu_exact": Op(1, 1, 1, 24),  # by erf
+    "squared_relu": Op(1),
+    "leaky_relu": Op(1),
+}
+ACTIVATIONS = tuple(name for name, op in OPS.items() if op.num_args == 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """`role`: by what name callers, kernels and errors know it. A vector or a matrix has the result's dtype."""
+
+    role: str
+    place: str
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES or not re.fullmatch("[a-z_]+", self.role):
+            raise ValueError(f"an input requires a role of lower case and a place of {PLACES}, got {self!r}")
+
+    def __str__(self) -> str:
+        return self.role if self.place in ("acc", "scalar") else f"{self.role}:{self.place}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+    op: str
+    args: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS or len(self.args) != OPS[self.op].num_args:
+            raise ValueError(f"an operation requires one of {', '.join(OPS)} with its arguments, got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.args))})"
+
+
+Node = Input | Apply
+ACC, ALPHA = Input("acc", "acc"), Input("alpha", "scalar")
+BIAS, RESIDUAL = Input("bias", "n"), Input("residual", "mn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """`out` is the result; `scalars` the values of its scalar inputs, by role; `seconds` further results of the same
+    shape and dtype, by role, which no kernel has yet."""
+
+    out: Node = ACC
+    scalars: tuple[tuple[str, float], ...] = ()
+    seconds: tuple[tuple[str, Node], ...] = ()
+
+    def __post_init__(self) -> None:
+        wanted = {node.role for node in self._inputs() if node.place == "scalar"}
+        if {role for role, _ in self.scalars} != wanted:
+            raise ValueError(f"`scalars` requires values of {sorted(wanted)}, got {self.scalars}")
+
+    @property
+    def operands(self) -> tuple[Input, ...]:
+        """The vectors and matrices that it reads, in the order in which primitives and kernels take them."""
+        return tuple(node for node in self._inputs() if node.place not in ("acc", "scalar"))
+
+    @property
+    def results(self) -> tuple[tuple[str, Node], ...]:
+        return (("out", self.out), *self.seconds)
+
+    @property
+    def is_identity(self) -> bool:
+        return self == Epilogue()
+
+    @property
+    def num_matrices(self) -> int:
+        """How many matrices of the result's shape it reads."""
+        return sum(node.place == "mn" for node in self.operands)
+
+    @property
+    def has_residual(self) -> bool:
+        return self.num_matrices > 0
+
+    @property
+    def kind(self) -> str:
+        """The name under which kernels are compiled: what is done, not the scalars' values."""
+        return "_".join((label(self.out), *(f"{role}_{label(node)}" for role, node in self.seconds)))
+
+    @property
+    def transposed(self) -> Epilogue:
+        """Of the transposed product."""
+        seconds = tuple((role, _transposed(node)) for role, node in self.seconds)
+        return Epilogue(_transposed(self.out), self.scalars, seconds)
+
+    def ops(self) -> Iterator[Op]:
+        for _, node in self.results:
+            yield from (OPS[inner.op] for inner in _walk(node) if isinstance(inner, Apply))
+
+    def _inputs(self) -> tuple[Input, ...]:
+        return tuple(dict.fromkeys(x for _, node in self.results for x in inputs(node)))
+
+
+def chain(
+    alpha: float = 1.0, has_bias: bool = False, activation: str | None = None, has_residual: bool = False
+) -> Epilogue:
+    """`activation(alpha * acc + bias) + residual`: what `matmul` offers. ValueError for an unknown activation."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` requires None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    out: Node = ACC
+    if alpha != 1.0:
+        out = Apply("mul", (out, ALPHA))
+    if has_bias:
+        out = Apply("add", (out, BIAS))
+    if activation is not None:
+        out = Apply(activation, (out,))
+    if has_residual:
+        out = Apply("add", (out, RESIDUAL))
+    return Epilogue(out, (("alpha", alpha),) if alpha != 1.0 else ())
+
+
+def inputs(node: Node) -> tuple[Input, ...]:
+    """All that it reads, each once, in the order of their first use."""
+    return tuple(dict.fromkeys(inner for inner in _walk(node) if isinstance(inner, Input)))
+
+
+def steps(node: Node) -> tuple[Apply, ...] | None:
+    """From the sums outwards, if each operation takes what the one before gave and nothing else but inputs."""
+    found: list[Apply] = []
+    while isinstance(node, Apply):
+        if not all(isinstance(arg, Input) and arg.place != "acc" for arg in node.args[1:]):
+            return None
+        found.append(node)
+        node = node.args[0]
+    return tuple(reversed(found)) if node == ACC else None
+
+
+def label(node: Node) -> str:
+    """Readable, of a chain: the roles of what is added or multiplied, and the operations. A digest, of all else."""
+    found, names = steps(node), []
+    for step in found or ():
+        known = {"scale": ("mul", (ALPHA,)), "bias": ("add", (BIAS,)), "residual": ("add", (RESIDUAL,))}
+        own = step.op, tuple(_upright(arg) for arg in step.args[1:])
+        names.append(next((name for name, what in known.items() if what == own), step.op if not own[1] else ""))
+    if found is None or "" in names:
+        return f"expr{hashlib.sha256(str(node).encode()).hexdigest()[:12]}"
+    return "_".join(names) or "identity"
+
+
+def split(epilogue: Epilogue) -> tuple[Epilogue, Epilogue]:
+    """What is affine in the sums, scale and sums with vectors; and what follows, in which the sums are its result.
+
+    Their order is the epilogue's, and what follows one step after another; else the first is the sums themselves.
+    """
+    found = steps(epilogue.out)
+    if epilogue.seconds or found is None:
+        return Epilogue(), epilogue
+    first = next((i for i, step in enumerate(found) if not _is_affine(step)), len(found))
+    inner, outer = (_of_steps(part) for part in (found[:first], found[first:]))
+    return Epilogue(inner, epilogue.scalars), Epilogue(outer)
+
+
+def _is_affine(step: Apply) -> bool:
+    places = {"add": ("scalar", "n", "m"), "mul": ("scalar",)}.get(step.op, ())
+    return isinstance(other := step.args[-1], Input) and other.place in places
+
+
+def _of_steps(found: tuple[Apply, ...]) -> Node:
+    node: Node = ACC
+    for step in found:
+        node = Apply(step.op, (node, *step.args[1:]))
+    return node
+
+
+def parse(text: str) -> Node:
+    """The inverse of `str`. ValueError for anything else."""
+    tokens = re.findall(r"[a-z_]+(?::(?:mn|m|n))?|[(),]", text)
+    node = _parse(tokens)
+    if tokens or str(node) != text:
+        raise ValueError(f"an expression requires the form 'relu(add(acc, bias:n))', got {text!r}")
+    return node
+
+
+def _parse(tokens: list[str]) -> Node:
+    name = tokens.pop(0) if tokens else ""
+    if not tokens or tokens[0] != "(":
+        role, _, place = name.partition(":")
+        return Input(role, place or ("acc" if role == "acc" else "scalar"))
+    args: list[Node] = []
+    while tokens and tokens.pop(0) in ("(", ","):
+        args.append(_parse(tokens))
+    return Apply(name, tuple(args))
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    """The node and what is in it, innermost first, from left to right."""
+    for arg in node.args if isinstance(node, Apply) else ():
+        yield from _walk(arg)
+    yield node
+
+
+def _transposed(node: Node) -> Node:
+    if isinstance(node, Apply):
+        return Apply(node.op, tuple(map(_transposed, node.args)))
+    return Input(node.role, {"m": "n", "n": "m"}.get(node.place, node.place))
+
+
+def _upright(node: Node) -> Node:
+    """A vector as it is named: along n."""
+    return Input(node.role, "n") if isinstance(node, Input) and node.place == "m" else node
