@@ -16,7 +16,8 @@ from lowered import W, X, calls, hlo, matmul, struct
 import jax_bwgemm
 from jax_bwgemm import attempts, decision, jit_build
 from jax_bwgemm.attempts import Asked, alone, choose, expected, ladder
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.epilogue import Epilogue, chain
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
@@ -41,7 +42,7 @@ def have(tmp_path, monkeypatch):
 
 
 def with_epilogue(problem, **steps):
-    return dataclasses.replace(problem, epilogue=Epilogue(**steps))
+    return dataclasses.replace(problem, epilogue=chain(**steps))
 
 
 FEW = Problem(64, 4096, 14400)  # not in the table that ships
@@ -130,7 +131,7 @@ def builder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("tile", [None, Tile(128, 80)])
-@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(activation="relu")])
+@pytest.mark.parametrize("epilogue", [Epilogue(), chain(activation="relu")])
 def test_explain_says_what_the_lowering_compiles(have, builder, tile, epilogue):
     """It compiles nothing itself; before, it said that XLA would compute what the lowering compiles."""
     built, _ = builder

@@ -17,7 +17,8 @@ from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.autotune import products
 from jax_bwgemm.bench import candidates
 from jax_bwgemm.decision import Decision, decide
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.epilogue import chain
+from jax_bwgemm.problem import Problem
 
 H200 = ARCHS["h200"]
 
@@ -75,7 +76,7 @@ def test_a_transpose_is_taken_from_before_it() -> None:
 
 def test_epilogues_and_batches() -> None:
     bias = struct(256)
-    fused = Problem(64, 256, 128, epilogue=Epilogue(1.0, True, "relu"))
+    fused = Problem(64, 256, 128, epilogue=chain(1.0, True, "relu"))
     assert found(lambda a, b, c: matmul(a, b, bias=c, activation="relu"), X, W, bias) == {fused}
     batched = Problem(64, 256, 128, 3, a_batch=3, b_batch=3)
     assert found(jax.vmap(matmul), struct(3, 64, 128), struct(3, 128, 256)) == {batched}

@@ -22,7 +22,7 @@ from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, program
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.problem import Epilogue
+from jax_bwgemm.epilogue import chain
 
 
 def test_the_default_list_is_what_it_was_meant_to_be() -> None:
@@ -127,9 +127,9 @@ def test_what_takes_time_of_its_own_is_tuned_beside_the_product_alone() -> None:
     for epilogue in ("", "bias+relu", "swiglu"):
         assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone,)
     for epilogue, own in (
-        ("bias+gelu", Epilogue(has_bias=True, activation="gelu")),
-        ("relu+residual", Epilogue(activation="relu", has_residual=True)),
-        ("bias+silu+residual", Epilogue(has_bias=True, activation="silu", has_residual=True)),
+        ("bias+gelu", chain(has_bias=True, activation="gelu")),
+        ("relu+residual", chain(activation="relu", has_residual=True)),
+        ("bias+silu+residual", chain(has_bias=True, activation="silu", has_residual=True)),
     ):
         assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone, dataclasses.replace(alone, epilogue=own))
 

@@ -19,9 +19,10 @@ from jax_bwgemm.cycles import (
     mma_cycles,
     mma_interval,
 )
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.geometry import fill_bytes, k_steps, num_waves
 from jax_bwgemm.plan import candidates
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
@@ -155,7 +156,7 @@ def test_epilogue_shows_unless_something_runs_beside_it():
 
 def test_a_residual_is_another_result_to_move():
     """A Hopper tile whose store buffers hold all of it shows no more than the rounding; what is behind it, a load."""
-    added = Epilogue(has_residual=True)
+    added = chain(has_residual=True)
     assert changed(LARGE, epilogue=added).min_bytes == LARGE.min_bytes + 2 * LARGE.m * LARGE.n
     for tile, arch in ((HOPPER, H200), (PAIR, B200)):
         assert cost(tile, changed(LARGE, epilogue=added), arch).us > cost(tile, LARGE, arch).us
@@ -166,9 +167,9 @@ def test_a_residual_is_another_result_to_move():
 
 def test_a_gate_shows_where_tensor_cores_wait_for_it():
     """One or two special functions for each of 32768 values, at 16 a clock; a ping-pong and TMEM hide most of them."""
-    gate = Epilogue(activation="gelu")
+    gate = chain(activation="gelu")
     bf16, f16 = (changed(out_dtype=dtype, epilogue=gate) for dtype in ("bfloat16", "float16"))
-    assert gate_cycles(HOPPER, changed(epilogue=Epilogue(activation="relu")), H200) == 0
+    assert gate_cycles(HOPPER, changed(epilogue=chain(activation="relu")), H200) == 0
     assert (gate_cycles(HOPPER, bf16, H200), gate_cycles(HOPPER, f16, H200)) == (2048, 4096)
     assert gate_cycles(Tile(128, 128, cluster_k=4), bf16, H200) == 256
     short = changed(Problem(8192, 8192, 1024), out_dtype="float16")

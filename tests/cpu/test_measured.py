@@ -14,8 +14,9 @@ import pytest
 
 from jax_bwgemm import measured
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.measured import Record, Table, Time
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 
 PROBLEM = Problem(64, 128, 256)
@@ -43,17 +44,17 @@ def test_every_field_of_a_problem_is_in_its_key() -> None:
     changes: list[dict[str, Any]] = [
         {"m": 65}, {"n": 129}, {"k": 257}, {"batch": 3, "a_batch": 3}, {"batch": 3, "b_batch": 3},
         {"a_dtype": "float16"}, {"b_dtype": "float16"}, {"out_dtype": "float32"}, {"a_major": "m"}, {"b_major": "k"},
-        {"c_major": "m"}, {"epilogue": Epilogue(2.0)}, {"epilogue": Epilogue(1.0, True, "relu", True)},
+        {"c_major": "m"}, {"epilogue": chain(2.0)}, {"epilogue": chain(1.0, True, "relu", True)},
     ]  # fmt: skip
     keys = [measured.key(dataclasses.replace(PROBLEM, **change)) for change in [{}, *changes]]
     assert len(set(keys)) == len(keys)
     assert keys[0] == "1*64x128x256 a:1:bf16:k b:1:bf16:n c:bf16:n identity"
-    scales = (dataclasses.replace(PROBLEM, epilogue=Epilogue(alpha)) for alpha in (2.0, 3.0))
+    scales = (dataclasses.replace(PROBLEM, epilogue=chain(alpha)) for alpha in (2.0, 3.0))
     assert len({measured.key(scaled) for scaled in scales}) == 1  # no kernel depends on the value
 
 
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
-    other = record(SLOW, problem=Problem(1, 2, 3, epilogue=Epilogue(1.0, True)))
+    other = record(SLOW, problem=Problem(1, 2, 3, epilogue=chain(1.0, True)))
     saved = table(record(FAST, SWAPPED), other, name="NVIDIA H200")
     measured.save(saved, tmp_path / "new" / "h200.json")
     assert measured.load(tmp_path / "new" / "h200.json") == saved

@@ -15,9 +15,10 @@ import jax_bwgemm
 from jax_bwgemm import artifacts, measured
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.decision import decide, kernels, measurements
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Table, Time
 from jax_bwgemm.plan import Plan, candidates, plan
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, variant_for
 
@@ -151,7 +152,7 @@ def test_a_kernel_that_is_gone_spoils_no_times(saved: Saved) -> None:
     assert decided is not None and decided.tile == WANTED[0]
 
 
-@pytest.mark.parametrize("epilogue", [Epilogue(2.0), Epilogue(1.0, True, "relu"), Epilogue(2.0, True)])
+@pytest.mark.parametrize("epilogue", [chain(2.0), chain(1.0, True, "relu"), chain(2.0, True)])
 def test_an_epilogue_borrows_the_products_times(saved: Saved, epilogue: Epilogue) -> None:
     fused = dataclasses.replace(PROBLEM, epilogue=epilogue)
     alone = saved(PROBLEM, times_of(PROBLEM, *WANTED))
@@ -160,11 +161,11 @@ def test_an_epilogue_borrows_the_products_times(saved: Saved, epilogue: Epilogue
 
 
 def test_its_own_times_come_first_and_a_residual_or_a_gate_borrows_none(saved: Saved) -> None:
-    fused = dataclasses.replace(PROBLEM, epilogue=Epilogue(1.0, True, "relu"))
+    fused = dataclasses.replace(PROBLEM, epilogue=chain(1.0, True, "relu"))
     saved(PROBLEM, times_of(PROBLEM, *WANTED))
     own = saved(fused, times_of(fused, *WANTED[::-1]))
     assert measurements(fused, H200) == own
-    for epilogue in (Epilogue(has_residual=True), Epilogue(1.0, True, "gelu"), Epilogue(activation="silu")):
+    for epilogue in (chain(has_residual=True), chain(1.0, True, "gelu"), chain(activation="silu")):
         assert measurements(dataclasses.replace(PROBLEM, epilogue=epilogue), H200) is None
 
 

@@ -9,10 +9,11 @@ from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, T
 
 from jax_bwgemm.arch import ARCHS, by_name, detect
 from jax_bwgemm.cost import roofline_us
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.legality import why_not
 from jax_bwgemm.order import L2_HINTS, l2_hints, raster
 from jax_bwgemm.plan import SURE_CLUSTER_CTAS, candidates, plan
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import FEW, Tile, k_tile
 
 
@@ -43,8 +44,8 @@ PROBLEMS = {
     "odd_vocab": Problem(8192, 50257, 768),
     "unaligned": Problem(4095, 4097, 4093),
     "odd": Problem(4095, 4090, 4088),
-    "bias_relu": Problem(4096, 8192, 1024, epilogue=Epilogue(1.0, True, "relu")),
-    "decode16_bias": Problem(16, 14336, 4096, epilogue=Epilogue(1.0, True)),
+    "bias_relu": Problem(4096, 8192, 1024, epilogue=chain(1.0, True, "relu")),
+    "decode16_bias": Problem(16, 14336, 4096, epilogue=chain(1.0, True)),
     "mlp_up": Problem(8192, 14336, 4096),
     "mlp_down": Problem(8192, 4096, 14336),
     "qkv": Problem(4096, 6144, 4096),
@@ -54,7 +55,7 @@ PROBLEMS = {
     "batch128": batched(128, 512, 512, 128),
     "tf32": changed(**TF32),
     "tf32_wgrad": changed(a_major="m", b_major="k", **TF32),
-    "tf32_bias": changed(epilogue=Epilogue(1.0, True), **TF32),
+    "tf32_bias": changed(epilogue=chain(1.0, True), **TF32),
     "fp8": dataclasses.replace(LARGE, **FP8),
     "int8": dataclasses.replace(LARGE, **INT8),
 }
@@ -93,10 +94,10 @@ def test_small_products_spread_over_the_sms(arch):
 def test_only_few_rows_are_swapped():
     at_most = {m for m in (1, 8, FEW, FEW + 1, 128) if _offers_swapped(Problem(m, 4096, 4096))}
     assert at_most == {1, 8, FEW}
-    assert _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(1.0, True)))
+    assert _offers_swapped(Problem(8, 4096, 4096, epilogue=chain(1.0, True)))
     assert not _offers_swapped(Problem(8, 4097, 4096))
     assert _offers_swapped(Problem(8, 4097, 4096, b_major="k")), "threads store its rows"
-    assert _offers_swapped(Problem(8, 4096, 4096, epilogue=Epilogue(2.0, False, "relu")))
+    assert _offers_swapped(Problem(8, 4096, 4096, epilogue=chain(2.0, False, "relu")))
 
 
 def test_few_columns_have_narrow_tiles_of_their_own():
@@ -104,7 +105,7 @@ def test_few_columns_have_narrow_tiles_of_their_own():
     for arch, tile in ((H200, Tile(64, 16)), (B200, Tile(128, 16))):
         has = {n for n in (1, 16, FEW, FEW + 1) if _offers(Problem(8192, n, 4096), arch, tile)}
         assert has == {1, 16, FEW}
-        biased = Problem(8192, 16, 4096, a_major="m", b_major="k", epilogue=Epilogue(1.0, True))
+        biased = Problem(8192, 16, 4096, a_major="m", b_major="k", epilogue=chain(1.0, True))
         assert _offers(biased, arch, tile)
         names = [(c.tile, c.swapped) for c in candidates(Problem(8, 16, 4096), arch)]
         assert len(names) == len(set(names))

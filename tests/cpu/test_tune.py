@@ -25,8 +25,9 @@ from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.lowering import workspace_of
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import FEW, Tile
 
 H200 = ARCHS["h200"]
@@ -102,7 +103,7 @@ def test_operands_are_as_stored_and_padded() -> None:
     assert [x.shape for x in (*a, *b)] == [(2, 3, 8)] * 3 + [(1, 7, 8)] * 3 and rest == []
     values = [np.asarray(x, np.float32) for x in (*a, *b)]
     assert len({x.tobytes() for x in values}) == 6 and all(x.std() > 0.5 for x in values)
-    epilogue = Epilogue(1.0, True, "relu", True)
+    epilogue = chain(1.0, True, "relu", True)
     _, _, rest = operands(Problem(5, 7, 3, 2, out_dtype="float32", a_batch=2, b_batch=2, epilogue=epilogue), 1)
     assert [(x.shape, str(x.dtype)) for x in rest] == [((7,), "float32"), ((2, 5, 7), "float32")]
     a, _, _ = operands(Problem(64, 64, 64, a_dtype="int8", b_dtype="uint8", out_dtype="int32"), 1)
@@ -271,7 +272,7 @@ def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> 
     fields = json.loads((tmp_path / "new" / "out.json").read_text())
     assert fields["facts"] == {"arch": "h200", "seed": 0}
     first = fields["products"][0]
-    assert Problem(**first["problem"] | {"epilogue": Epilogue(**first["problem"]["epilogue"])}) == PROBLEM
+    assert Problem(**first["problem"] | {"epilogue": chain(**first["problem"]["epilogue"])}) == PROBLEM
     for i, kernel in enumerate(first["kernels"]):
         candidate = next(c for c in found[0].modelled.candidates if str(c.tile) == kernel["tile"])
         assert candidate.cost is not None and kernel["predicted_us"] == candidate.cost.us

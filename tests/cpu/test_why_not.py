@@ -8,14 +8,14 @@ import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
 from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.plan import candidates
-from jax_bwgemm.problem import Epilogue
 from jax_bwgemm.shipped import SHIPPED_TILES
 from jax_bwgemm.tile import Tile
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
-ADDED = Epilogue(has_residual=True)
+ADDED = chain(has_residual=True)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_legal(tile, problem, arch):
             H200,
             "`k` requires 1..2147483647, got 2147483648",
         ),
-        (BEST_H200, changed(c_major="m", epilogue=Epilogue(1.0, True)), H200, None),
+        (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True)), H200, None),
     ],
 )
 def test_why_not(tile, problem, arch, sentence):
@@ -301,7 +301,7 @@ def test_shipped_tiles_are_distinct():
         (changed(**INT8 | {"b_major": "n"}), True),
         (changed(**INT8 | {"b_major": "n", "n": 4098}), False),
         (changed(**TF32, n=4097), True),
-        (changed(**FP8 | {"b_major": "n"}, epilogue=Epilogue(1.0, True)), True),
+        (changed(**FP8 | {"b_major": "n"}, epilogue=chain(1.0, True)), True),
     ],
 )
 def test_is_read_swapped(problem, swaps):

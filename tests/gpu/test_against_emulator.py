@@ -14,7 +14,8 @@ import pytest
 from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Epilogue, Problem
+from jax_bwgemm.epilogue import chain
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Problem
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, gate_error
 from tests.emu.matmul import case_of, run_matmul
@@ -44,7 +45,7 @@ def shape_of(v: Variant) -> tuple[int, int, int]:
 def on_gpu(v: Variant, case: Case, *operands: np.ndarray | None) -> np.ndarray:
     entry = artifacts.find(v)
     assert not isinstance(entry, str) and isinstance(ARCH, Arch)
-    epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
+    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
         case.m, case.n, case.k, 1, v.a_dtype, v.b_dtype, v.out_dtype, v.a_major, v.b_major, 1, 1, epilogue, v.c_major
     )

@@ -11,7 +11,8 @@ import pytest
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.problem import DTYPE_BYTES, Epilogue, Problem
+from jax_bwgemm.epilogue import chain
+from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.streams import Stream
 from tests.cases import Case, check_case
 from tests.gpu.forced import forced
@@ -36,7 +37,7 @@ def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int =
 
 
 def problem_of(case: Case) -> Problem:
-    epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
+    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     return Problem(
         case.m, case.n, case.k, case.batch, case.dtype, case.b_dtype or case.dtype, case.out_dtype, case.a_major,
         case.b_major, case.a_batch, case.b_batch, epilogue, case.c_major,

@@ -16,7 +16,8 @@ from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.candidates import time_kernels
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.decision import decide, kernels
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.epilogue import chain
+from jax_bwgemm.problem import Problem
 
 PROBLEMS = (
     Problem(4096, 4096, 4096),
@@ -25,7 +26,7 @@ PROBLEMS = (
     Problem(1, 1000, 4096, a_major="m"),
     Problem(1023, 1025, 1027),
     Problem(256, 512, 256, 3, a_batch=3),
-    Problem(512, 512, 512, epilogue=Epilogue(1.0, True, "relu")),
+    Problem(512, 512, 512, epilogue=chain(1.0, True, "relu")),
 )
 
 

@@ -17,7 +17,8 @@ from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry, Manifest
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Epilogue, Problem
+from jax_bwgemm.epilogue import chain
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Problem
 from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, gate_error
@@ -113,7 +114,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
         batch, batch if seed % 2 else 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
         variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
-    epilogue = Epilogue(case.alpha, case.has_bias, case.activation, case.has_residual)
+    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
         m, n, k, batch, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         case.a_batch, case.b_batch, epilogue, variant.c_major,
