@@ -17,8 +17,8 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.kernels import pipelines
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, add_terms
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.finish import Finish, add_terms
 from jax_bwgemm.kernels.gemm import Facts, Params
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
 from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
@@ -115,7 +115,7 @@ class StoreRole:
         values = TmemValues(facts.boxes, group, tidx)
         drain = self.drain(tC, shared.sR, values)
         outlet = self.outlet(params, shared.sC, drain.t2r, tidx, group)
-        finish = Finish(facts.epilogue, facts.boxes, values, params)
+        epilogue = BoxEpilogue(facts.epilogue, facts.boxes, values, params)
         places = TileBoxes(tile, facts.boxes)
         acc, residual, split = shared.acc, shared.residual, shared.split
 
@@ -134,7 +134,7 @@ class StoreRole:
                         with cute.arch.elect_one():  # everything has been read: the MMAs may have it back
                             acc.consumer_release(read)
                     at = places.at(first, j)
-                    finish.apply(drain.sums, finish.begin(at))
+                    epilogue.apply(drain.sums, epilogue.begin(at))
                     if cutlass.const_expr(facts.epilogue.has_residual):
                         residual.consumer_wait(add)
                         drain.add_residual(add.index)
@@ -156,7 +156,7 @@ class StoreRole:
                     if box_idx < places.count:
                         split.add(drain.sums, box_idx, tidx)
                         at = (first[0], first[1] + box_idx, first[2])
-                        finish.apply(drain.sums, finish.begin(at))
+                        epilogue.apply(drain.sums, epilogue.begin(at))
                         outlet.publish(round_box(drain.sums, outlet), at, facts.boxes.buffer_of(j))
                 split.part(phase)
                 phase = phase ^ 1

@@ -52,11 +52,11 @@ import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute, pipeline
+from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from jax_bwgemm.kernels import pipelines, split_k
-from jax_bwgemm.kernels.finish import Finish
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
 from jax_bwgemm.kernels.load import feed_a, feed_b, keep_full
 from jax_bwgemm.kernels.outlets import store_group
@@ -238,7 +238,7 @@ class Sm90Gemm:
         fA, fB = self.wgmma.operands(shared.sA, shared.sB, group)
         acc = self.wgmma.accumulator()
         values = WgmmaValues(facts.boxes, self.rows, group)
-        sums = Sums(deal, self.rows, Finish(facts.epilogue, facts.boxes, values, params))
+        sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
         outlet = self.way_out.outlet(params, shared.sC, self.wgmma.tiled(1), group)
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, facts.stages)
         held = None
@@ -246,9 +246,7 @@ class Sm90Gemm:
             held = cute.make_rmem_tensor(cute.size(acc), facts.boxes.dtype)
             held.fill(0)
         backlog = Backlog(deal, outlet, held)
-        exchange: Any = None
-        if cutlass.const_expr(tile.stream_k):
-            exchange = Exchange(walk.stream, tile, walk.x, walk.y, group, deal.warpgroups, tidx)
+        exchange = Exchange(walk.stream, tile, walk.x, walk.y, group, deal.warpgroups, tidx)
         make_loop = RegisterLoop if cutlass.const_expr(facts.a_in_registers) else DescriptorLoop
         loop = make_loop(self.wgmma, fA, fB, shared.ab, backlog, walk, group)
         held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(deal.num_boxes)  # the next of the backlog: none is left
@@ -263,33 +261,26 @@ class Sm90Gemm:
                 at = deal.first_box(walk, item.tile_idx, group.idx)
                 if walk.k_count > 0:
                     read, last, at, box = loop.run(acc, read, item, held_at, box)
-                    loop.finish(last, read)
+                    loop.finish_sums(last, read)
                 cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=deal.threads)
                 SplitStore(sums, outlet, shared.split, tidx).store(acc, at, phase, walk)
                 phase = phase ^ 1
             else:
-                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
-                    if idx != walk.first:
-                        cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=deal.threads)
+                self.take_turn(walk, idx, group.idx)
                 read, last, at, box = loop.run(acc, read, item, held_at, box)
-                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
-                    if idx + walk.step < walk.num_items:
-                        other = TURN_BARRIER + 1 - group.idx
-                        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=deal.threads)
+                self.pass_turn(walk, idx, group.idx)
                 early = cutlass.const_expr(facts.epilogue.reads and not tile.stream_k)
                 if cutlass.const_expr(early):
                     box = backlog.store_rest(held_at, box)
                 loaded = sums.begin(at) if early else ()
-                loop.finish(last, read)
+                loop.finish_sums(last, read)
                 if cutlass.const_expr(tile.pingpong):
-                    read.advance(walk.k_count)
+                    read.advance(walk.k_count)  # past the other's stages
                 box = backlog.store_rest(held_at, box)
                 if not item.is_end:
-                    if cutlass.const_expr(tile.stream_k):
-                        exchange.leave(cute.coalesce(acc))
+                    exchange.leave(acc)
                 else:
-                    if cutlass.const_expr(tile.stream_k):
-                        exchange.add(cute.coalesce(acc), item.parts)
+                    exchange.add(acc, item.parts)
                     terms = loaded if early else sums.begin(at)
                     if cutlass.const_expr(facts.epilogue.has_residual):
                         handover = handover_of(shared.residual, deal, group.idx)
@@ -303,3 +294,18 @@ class Sm90Gemm:
             idx += step
         backlog.store_rest(held_at, box)
         outlet.finish()
+
+    @cute.jit
+    def take_turn(self, walk: Walk, idx: Uint32, group_idx: Int32) -> None:
+        """In a ping-pong: waits until the other warpgroup has issued its wgmmas."""
+        if cutlass.const_expr(self.facts.tile.pingpong):  # noqa: SIM102
+            if idx != walk.first:
+                cute.arch.barrier(barrier_id=TURN_BARRIER + group_idx, number_of_threads=self.deal.threads)
+
+    @cute.jit
+    def pass_turn(self, walk: Walk, idx: Uint32, group_idx: Int32) -> None:
+        """To a tile that exists."""
+        if cutlass.const_expr(self.facts.tile.pingpong):  # noqa: SIM102
+            if idx + walk.step < walk.num_items:
+                other = TURN_BARRIER + 1 - group_idx
+                cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.deal.threads)

@@ -49,7 +49,7 @@ class MainLoop:
         return self.wgmma.deal.first_box(self.walk, item.tile_idx, self.group.idx)
 
     @cute.jit
-    def finish(self, last: State, read: State) -> None:
+    def finish_sums(self, last: State, read: State) -> None:
         """Waits for the last wgmmas and releases the stages from `last` to `read`: that is one.
 
         In a ping-pong, a loop of one pass: ptxas moves nothing into it, and out of straight code it would take the

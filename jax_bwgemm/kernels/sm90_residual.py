@@ -17,7 +17,7 @@ from cutlass import Int32, Uint32, cute
 from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.finish import add_terms
+from jax_bwgemm.kernels.box_epilogue import add_terms
 from jax_bwgemm.kernels.gemm import Facts, Params
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
 from jax_bwgemm.kernels.sm90_deal import Deal

@@ -16,9 +16,9 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
-from jax_bwgemm.kernels.finish import Finish
 from jax_bwgemm.kernels.gemm import Facts, Params
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
@@ -56,7 +56,7 @@ class Sums:
 
     deal: Deal
     rows: SlabRows
-    finish: Finish
+    epilogue: BoxEpilogue
 
     def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
         """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8; of both
@@ -74,13 +74,13 @@ class Sums:
         deal = self.deal
         is_n_major = deal.boxes.c_major == "n"
         boxes = range(deal.boxes_n) if is_n_major else range(0, deal.num_boxes, deal.boxes_n)
-        return tuple(self.finish.begin(deal.box_at(at, box)) for box in boxes)
+        return tuple(self.epilogue.begin(deal.box_at(at, box)) for box in boxes)
 
     def apply(self, values: cute.Tensor, box: int, loaded: tuple[Any, ...]) -> None:
         """The epilogue of the `box`-th box; `loaded`: by `begin`."""
         deal = self.deal
         own = box % deal.boxes_n if deal.boxes.c_major == "n" else box // deal.boxes_n
-        self.finish.apply(values, loaded[own])
+        self.epilogue.apply(values, loaded[own])
 
 
 @cute.jit
@@ -166,7 +166,7 @@ class SplitStore:
             if box < deal.num_boxes:
                 split.add(values, box, self.tidx)
                 own_at = deal.box_at(at, box)
-                sums.finish.apply(values, sums.finish.begin(own_at))
+                sums.epilogue.apply(values, sums.epilogue.begin(own_at))
                 outlet.publish(round_box(values, outlet), own_at, deal.boxes.buffer_of(i))
         split.part(phase)
 

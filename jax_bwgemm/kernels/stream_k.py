@@ -76,9 +76,9 @@ def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """A thread's access to the workspace: the `tidx`-th of all that have accumulators, in `group`, one of `groups`.
-    (x, y): its CTA's place in a cluster."""
+    (x, y): its CTA's place in a cluster. Without a stream, every piece is a whole tile, and there is nothing to do."""
 
-    stream: Stream
+    stream: Any
     tile: Tile
     x: Int32
     y: Int32
@@ -88,7 +88,21 @@ class Exchange:
 
     @cute.jit
     def leave(self, acc: cute.Tensor) -> None:
-        """A thread's accumulator -> the CTA's slot of the workspace; then the group's flag."""
+        """A piece of a tile whose end this cluster does not have: to the CTA's slot."""
+        if cutlass.const_expr(self.stream is not None):
+            self._leave(cute.coalesce(acc))
+
+    @cute.jit
+    def add(self, acc: cute.Tensor, parts: Int32) -> None:
+        """The end of a tile that `parts` clusters before this one have begun: `acc` += what they left at the CTA's
+        place, in the order of k."""
+        if cutlass.const_expr(self.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
+            if parts > 0:
+                self._add(cute.coalesce(acc), self._slot(self.stream.share.cluster - parts), parts)
+
+    @cute.jit
+    def _leave(self, acc: cute.Tensor) -> None:
+        """A thread's accumulator -> the workspace; then the group's flag."""
         slot = self._slot(self.stream.share.cluster)
         own = self._part_at(acc, slot)
         for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
@@ -97,13 +111,6 @@ class Exchange:
         if self.group.is_store_warp:
             with cute.arch.elect_one():
                 cute.arch.store(self._flag_at(slot), self.stream.params.token, sem="release", scope="gpu")
-
-    @cute.jit
-    def add(self, acc: cute.Tensor, parts: Int32) -> None:
-        """The end of a tile that `parts` clusters before this one have begun: `acc` += what they left at the CTA's
-        place, in the order of k."""
-        if parts > 0:
-            self._add(acc, self._slot(self.stream.share.cluster - parts), parts)
 
     @cute.jit
     def _add(self, acc: cute.Tensor, first_slot: Int32, parts: Int32) -> None:

@@ -26,7 +26,9 @@ class Values(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finish:
+class BoxEpilogue:
+    """Of a thread's values."""
+
     epilogue: Epilogue
     boxes: Boxes
     values: Values
