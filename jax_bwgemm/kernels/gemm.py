@@ -1,5 +1,6 @@
-"""What is fixed when a GEMM kernel is compiled, and the parameters that it takes at run time. Knows no role and no
-instruction: the parts of a kernel take from here what they need, and nothing from each other.
+"""What is fixed when a GEMM kernel is compiled, and the parameters that it takes at run time; both families' alike.
+
+Knows no role and no instruction. The parts of a kernel take from here what they need.
 """
 
 from __future__ import annotations

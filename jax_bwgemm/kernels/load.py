@@ -13,6 +13,8 @@ from jax_bwgemm.kernels.gemm import Facts, Params
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.walk import Walk
 
+Ends = tuple[cute.Tensor, cute.Tensor]  # in shared and in global memory
+
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
@@ -41,21 +43,19 @@ class Feed:
         )
 
 
-def feed_a(params: Params, walk: Walk, smem: cute.Tensor, gmem: cute.Tensor) -> Feed:
-    tile = walk.tile
-    mask = cutlass.Int16(masks.a_mask(tile, walk.x)) if tile.cluster_n > 1 else None
-    return Feed(params.maps.a, smem, gmem, mask, params.sizes.a_batch_step, params.hints.a_policy)
-
-
-def feed_b(params: Params, walk: Walk, smem: cute.Tensor, gmem: cute.Tensor) -> Feed:
-    tile = walk.tile
-    mask = cutlass.Int16(masks.b_mask(tile, walk.x, walk.y)) if tile.cluster_m > tile.cta_group else None
-    return Feed(params.maps.b, smem, gmem, mask, params.sizes.b_batch_step, params.hints.b_policy)
+def feeds(params: Params, walk: Walk, a: Ends, b: Ends) -> tuple[Feed, Feed]:
+    """Of A and B. `a`, `b`: as their atoms move them."""
+    tile, maps, sizes, hints = walk.tile, params.maps, params.sizes, params.hints
+    a_mask = cutlass.Int16(masks.a_mask(tile, walk.x)) if tile.cluster_n > 1 else None
+    b_mask = cutlass.Int16(masks.b_mask(tile, walk.x, walk.y)) if tile.cluster_m > tile.cta_group else None
+    feed_a = Feed(maps.a, *a, a_mask, sizes.a_batch_step, hints.a_policy)
+    return feed_a, Feed(maps.b, *b, b_mask, sizes.b_batch_step, hints.b_policy)
 
 
 @cute.jit
-def keep_full(a: Feed, b: Feed, ab: Any, facts: cutlass.Constexpr[Facts], walk: Walk, split: KSplit) -> None:
+def keep_full(feeds: tuple[Feed, Feed], ab: Any, facts: cutlass.Constexpr[Facts], walk: Walk, split: KSplit) -> None:
     """The load warp: fills every stage as soon as it is empty, through all items of the walk. `ab`: their pipeline."""
+    a, b = feeds
     tile = facts.tile
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, facts.stages)
     phase = Int32(0)

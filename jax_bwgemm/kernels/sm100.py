@@ -39,7 +39,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
-from jax_bwgemm.kernels.load import feed_a, feed_b, keep_full
+from jax_bwgemm.kernels.load import feeds, keep_full
 from jax_bwgemm.kernels.sm100_store import STORE_THREADS, ResidualRole, Shared, StoreRole
 from jax_bwgemm.kernels.sm100_tmem import Tmem
 from jax_bwgemm.kernels.split_k import KSplit
@@ -229,8 +229,7 @@ class Sm100Gemm:
         Bs, Bg = cpasync.tma_partition(
             maps.b, walk.x // tile.cta_group, pairs_m, sB, cute.group_modes(tB, 0, 3)
         )  # (TMA, stage), (TMA, n tiles, k tiles, l)
-        a, b = feed_a(params, walk, As, Ag), feed_b(params, walk, Bs, Bg)
-        keep_full(a, b, shared.ab, self.facts, walk, shared.split)
+        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
     def multiply(self, mma: cute.TiledMma, tC: cute.Tensor, shared: Shared, walk: Walk) -> None:

@@ -100,7 +100,7 @@ class Drain:
 
 @dataclasses.dataclass(frozen=True)
 class StoreRole:
-    """Store groups have named barriers from `first_barrier` on."""
+    """The four store warps. Their groups have named barriers from `first_barrier` on."""
 
     facts: Facts
     tmem: Tmem
@@ -108,7 +108,7 @@ class StoreRole:
 
     @cute.jit
     def run(self, params: Params, shared: Shared, tC: cute.Tensor, walk: Walk) -> None:
-        """The four store warps: TMEM -> registers -> epilogue -> smem box -> the result, box after box."""
+        """TMEM -> registers -> epilogue -> smem box -> the result, box after box."""
         facts, tile = self.facts, self.facts.tile
         tidx = cute.arch.thread_idx()[0]
         group = store_group(tidx, STORE_THREADS // facts.boxes.groups, self.first_barrier)
@@ -198,11 +198,12 @@ class StoreRole:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRole:
+    """The residual warp: box after box of all store groups, in the order of the store warps."""
+
     facts: Facts
 
     @cute.jit
     def run(self, params: Params, shared: Shared, walk: Walk) -> None:
-        """The residual warp: box after box of all store groups, in the order of the store warps."""
         boxes, residual, tma_r = self.facts.boxes, shared.residual, params.maps.r
         places = TileBoxes(self.facts.tile, boxes)
         mR = self.facts.coordinate_tensors(params.sizes)[2]

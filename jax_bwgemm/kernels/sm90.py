@@ -52,15 +52,15 @@ import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
+from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
-from jax_bwgemm.kernels.load import feed_a, feed_b, keep_full
+from jax_bwgemm.kernels.load import feeds, keep_full
 from jax_bwgemm.kernels.outlets import store_group
-from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
+from jax_bwgemm.kernels.sm90_deal import PARTS_BARRIER, STORE_BARRIER, WARPGROUP_THREADS, Deal, Hand
 from jax_bwgemm.kernels.sm90_fragments import fragments_of, slab_rows_of
 from jax_bwgemm.kernels.sm90_loop import DescriptorLoop, RegisterLoop
 from jax_bwgemm.kernels.sm90_residual import ResidualRole, handover_of, init_handovers, residual_store
@@ -73,9 +73,6 @@ from jax_bwgemm.variant import Variant
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 LOAD_REGISTERS = 40
-STORE_BARRIER = 1  # named barriers: STORE_BARRIER + w, the threads of consumer warpgroup w; 0 is the CTA's,
-TURN_BARRIER = 3  # TURN_BARRIER + w: the other warpgroup arrives, w waits for its turn,
-PARTS_BARRIER = 5  # and all consumers, once their accumulators are complete
 
 
 def multiply_registers(warpgroups: int) -> int:
@@ -113,8 +110,8 @@ class Sm90Gemm:
         fragments = fragments_of(facts, self.deal.side_by_side)
         self.rows = slab_rows_of(fragments, facts.boxes.c_major)
         self.wgmma = Wgmma(facts, self.deal, fragments)
-        self.way_out = WayOut(facts, self.deal, self.rows)
-        self.residual = ResidualRole(facts, self.deal)
+        self.way_out = WayOut(facts, self.rows)
+        self.residual = ResidualRole(facts)
 
     @cute.jit
     def __call__(
@@ -172,7 +169,6 @@ class Sm90Gemm:
         sA = allocator.allocate_tensor(facts.a_dtype, a_smem.outer, 1024, a_smem.inner)
         sB = allocator.allocate_tensor(facts.b_dtype, b_smem.outer, 1024, b_smem.inner)
         sC = allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
-
         parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=facts.acc_dtype)
 
         threads = pipeline.Agent.Thread
@@ -207,7 +203,7 @@ class Sm90Gemm:
             if cutlass.const_expr(self.epilogue.has_residual):
                 first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - deal.warpgroups)
                 if warp_idx >= first:
-                    self.residual.run(params, sC, residual_barriers, walk, warp_idx - first)
+                    self.residual.run(params, sC, residual_barriers, Hand(deal, walk, warp_idx - first))
         else:
             cute.arch.setmaxregister_increase(multiply_registers(deal.warpgroups))
             self.multiply(params, shared, walk)
@@ -226,8 +222,7 @@ class Sm90Gemm:
         Bs, Bg = cpasync.tma_partition(
             maps.b, walk.x, cute.make_layout(tile.cluster_m), sB, cute.group_modes(gB, 0, 2)
         )  # (TMA, stage), (TMA, n tiles, k tiles, l)
-        a, b = feed_a(params, walk, As, Ag), feed_b(params, walk, Bs, Bg)
-        keep_full(a, b, shared.ab, self.facts, walk, shared.split)
+        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
     def multiply(self, params: Params, shared: Shared, walk: Walk) -> None:
@@ -235,7 +230,8 @@ class Sm90Gemm:
         facts, tile, deal = self.facts, self.facts.tile, self.deal
         tidx = cute.arch.thread_idx()[0] - WARPGROUP_THREADS
         group = store_group(tidx, WARPGROUP_THREADS, STORE_BARRIER)
-        fA, fB = self.wgmma.operands(shared.sA, shared.sB, group)
+        hand = Hand(deal, walk, group.idx)
+        a, b = self.wgmma.operands(shared.sA, shared.sB, group)
         acc = self.wgmma.accumulator()
         values = WgmmaValues(facts.boxes, self.rows, group)
         sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
@@ -246,19 +242,19 @@ class Sm90Gemm:
             held = cute.make_rmem_tensor(cute.size(acc), facts.boxes.dtype)
             held.fill(0)
         backlog = Backlog(deal, outlet, held)
-        exchange = Exchange(walk.stream, tile, walk.x, walk.y, group, deal.warpgroups, tidx)
+        exchange = Exchange(walk, group, deal.warpgroups, tidx)
         make_loop = RegisterLoop if cutlass.const_expr(facts.a_in_registers) else DescriptorLoop
-        loop = make_loop(self.wgmma, fA, fB, shared.ab, backlog, walk, group)
+        loop = make_loop(facts, self.wgmma, a, b, shared.ab, hand, backlog)
         held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(deal.num_boxes)  # the next of the backlog: none is left
         phase = Int32(0)
-        idx, step = deal.own_items(walk, group.idx)
+        idx, step = hand.items()
         if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
             if group.idx == 1:
                 read.advance(walk.k_count)
         while idx < walk.num_items:
             item = walk.item_of(idx)
             if cutlass.const_expr(tile.cluster_k > 1):
-                at = deal.first_box(walk, item.tile_idx, group.idx)
+                at = hand.first_box(item.tile_idx)
                 if walk.k_count > 0:
                     read, last, at, box = loop.run(acc, read, item, held_at, box)
                     loop.finish_sums(last, read)
@@ -266,9 +262,9 @@ class Sm90Gemm:
                 SplitStore(sums, outlet, shared.split, tidx).store(acc, at, phase, walk)
                 phase = phase ^ 1
             else:
-                self.take_turn(walk, idx, group.idx)
+                hand.take_turn(idx)
                 read, last, at, box = loop.run(acc, read, item, held_at, box)
-                self.pass_turn(walk, idx, group.idx)
+                hand.pass_turn(idx)
                 early = cutlass.const_expr(facts.epilogue.reads and not tile.stream_k)
                 if cutlass.const_expr(early):
                     box = backlog.store_rest(held_at, box)
@@ -283,7 +279,7 @@ class Sm90Gemm:
                     exchange.add(acc, item.parts)
                     terms = loaded if early else sums.begin(at)
                     if cutlass.const_expr(facts.epilogue.has_residual):
-                        handover = handover_of(shared.residual, deal, group.idx)
+                        handover = handover_of(shared.residual, hand)
                         residual_store(sums, outlet, shared.sC, handover).store(acc, phase, terms)
                         phase = phase ^ (deal.num_boxes // facts.boxes.buffers % 2)
                     elif cutlass.const_expr(facts.defers_store):
@@ -294,18 +290,3 @@ class Sm90Gemm:
             idx += step
         backlog.store_rest(held_at, box)
         outlet.finish()
-
-    @cute.jit
-    def take_turn(self, walk: Walk, idx: Uint32, group_idx: Int32) -> None:
-        """In a ping-pong: waits until the other warpgroup has issued its wgmmas."""
-        if cutlass.const_expr(self.facts.tile.pingpong):  # noqa: SIM102
-            if idx != walk.first:
-                cute.arch.barrier(barrier_id=TURN_BARRIER + group_idx, number_of_threads=self.deal.threads)
-
-    @cute.jit
-    def pass_turn(self, walk: Walk, idx: Uint32, group_idx: Int32) -> None:
-        """To a tile that exists."""
-        if cutlass.const_expr(self.facts.tile.pingpong):  # noqa: SIM102
-            if idx + walk.step < walk.num_items:
-                other = TURN_BARRIER + 1 - group_idx
-                cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.deal.threads)

@@ -24,11 +24,11 @@ from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState as State
 
-from jax_bwgemm.kernels.outlets import StoreGroup
+from jax_bwgemm.kernels.gemm import Facts
 from jax_bwgemm.kernels.scheduler import Piece
+from jax_bwgemm.kernels.sm90_deal import Hand
 from jax_bwgemm.kernels.sm90_store import Backlog
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma
-from jax_bwgemm.kernels.walk import Walk
 
 HALVES = 2  # of a stage's k
 
@@ -37,16 +37,13 @@ HALVES = 2  # of a stage's k
 class MainLoop:
     """A consumer warpgroup's. `a`, `b`: `Wgmma.operands`; `backlog`: what is stored beside the wgmmas."""
 
+    facts: Facts
     wgmma: Wgmma
     a: Any
     b: cute.Tensor
     ab: pipeline.PipelineTmaAsync
+    hand: Hand
     backlog: Backlog
-    walk: Walk
-    group: StoreGroup
-
-    def first_box(self, item: Piece) -> tuple[Int32, Int32, Int32]:
-        return self.wgmma.deal.first_box(self.walk, item.tile_idx, self.group.idx)
 
     @cute.jit
     def finish_sums(self, last: State, read: State) -> None:
@@ -57,7 +54,7 @@ class MainLoop:
         waits. Beside other such loops, as those that wait for a residual's boxes and keep the arithmetic where it is,
         ptxas would wait for each wgmma alone.
         """
-        facts = self.wgmma.facts
+        facts = self.facts
         if cutlass.const_expr(facts.tile.pingpong and not (facts.boxes.by_rows or facts.epilogue.has_residual)):
             while last.index != read.index:
                 warpgroup.wait_group(0)
@@ -79,7 +76,7 @@ class DescriptorLoop(MainLoop):
         the last one, which the last wgmmas still read, the tile's first box, and the next box of the backlog, whose
         tile is at `held_at`."""
         mma, ab = self.wgmma.of_tile(), self.ab
-        promoted = cutlass.const_expr(self.wgmma.facts.tile.promoted)
+        promoted = cutlass.const_expr(self.facts.tile.promoted)
         sums = cute.make_rmem_tensor(acc.shape, acc.element_type) if promoted else acc  # of one stage, or of all
         release = read.clone()
         mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -89,7 +86,7 @@ class DescriptorLoop(MainLoop):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(item)  # its divisions run beside the first wgmmas
+        at = self.hand.first_box(item.tile_idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):
@@ -124,7 +121,7 @@ class RegisterLoop(MainLoop):
     ) -> tuple[State, State, tuple[Int32, Int32, Int32], Int32]:
         """What `DescriptorLoop.run` does."""
         mma, ab = self.wgmma.of_tile(), self.ab
-        promoted = cutlass.const_expr(self.wgmma.facts.tile.promoted)
+        promoted = cutlass.const_expr(self.facts.tile.promoted)
         sums = cute.make_rmem_tensor(acc.shape, acc.element_type) if promoted else acc  # of one stage, or of all
         fA = self.wgmma.a_registers()
         release = read.clone()
@@ -136,7 +133,7 @@ class RegisterLoop(MainLoop):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.first_box(item)  # its divisions run beside the first wgmmas
+        at = self.hand.first_box(item.tile_idx)  # its divisions run beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):

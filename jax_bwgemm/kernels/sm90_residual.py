@@ -13,16 +13,15 @@ import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import add_terms
 from jax_bwgemm.kernels.gemm import Facts, Params
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
-from jax_bwgemm.kernels.sm90_deal import Deal
+from jax_bwgemm.kernels.sm90_deal import Deal, Hand
 from jax_bwgemm.kernels.sm90_store import Sums
-from jax_bwgemm.kernels.walk import Walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Handover:
     summed: cute.Pointer
 
 
-def handover_of(barriers: cute.Pointer, deal: Deal, group_idx: Int32) -> Handover:
+def handover_of(barriers: cute.Pointer, hand: Hand) -> Handover:
     """A warpgroup's own, of `barriers` for all."""
-    own = barriers + group_idx * (2 * deal.boxes.buffers)
+    own = barriers + hand.group_idx * (2 * hand.deal.boxes.buffers)
     return Handover(own, own + 1)
 
 
@@ -77,28 +76,29 @@ class Carrier:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRole:
+    """The residual warp of a warpgroup."""
+
     facts: Facts
-    deal: Deal
 
     @cute.jit
-    def run(self, params: Params, sC: cute.Tensor, barriers: cute.Pointer, walk: Walk, group_idx: Int32) -> None:
-        """The residual warp of a warpgroup: its residual into the buffers, its result out of them."""
-        deal = self.deal
-        handover = handover_of(barriers, deal, group_idx)
+    def run(self, params: Params, sC: cute.Tensor, barriers: cute.Pointer, hand: Hand) -> None:
+        """The residual into the warpgroup's buffers, its result out of them."""
+        deal, walk = hand.deal, hand.walk
+        handover = handover_of(barriers, hand)
         matrix = self.facts.coordinate_tensors(params.sizes)[2]
-        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, group_idx), handover)
+        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, hand.group_idx), handover)
         buffers = deal.boxes.buffers
         ahead = pipelines.residual_stores_in_flight(buffers)
         phase = Int32(0)
-        idx, step = deal.own_items(walk, group_idx)
-        idx = self.end_from(walk, idx)
-        at = deal.first_box(walk, walk.item_of(idx).tile_idx, group_idx)
+        idx, step = hand.items()
+        idx = hand.end_from(idx)
+        at = hand.first_box(walk.item_of(idx).tile_idx)
         if idx < walk.num_items:
             for box in cutlass.range_constexpr(buffers):
                 carrier.load(deal.box_at(at, box), box)
         while idx < walk.num_items:
-            next_idx = self.end_from(walk, idx + step)
-            next_at = deal.first_box(walk, walk.item_of(next_idx).tile_idx, group_idx)
+            next_idx = hand.end_from(idx + step)
+            next_at = hand.first_box(walk.item_of(next_idx).tile_idx)
             for i in cutlass.range_constexpr(deal.num_boxes + ahead):
                 if cutlass.const_expr(i < deal.num_boxes):
                     cute.arch.mbarrier_wait(handover.summed + 2 * (i % buffers), phase ^ (i // buffers % 2))
@@ -112,14 +112,6 @@ class ResidualRole:
                         carrier.load(deal.box_at(next_at, box + buffers - deal.num_boxes), box % buffers)
             phase = phase ^ (deal.num_boxes // buffers % 2)
             idx, at = next_idx, next_at
-
-    @cute.jit
-    def end_from(self, walk: Walk, idx: Uint32) -> Uint32:
-        """The first item from `idx` on that ends a tile: of a cluster's pieces of a stream, only the first may not."""
-        if cutlass.const_expr(self.deal.tile.stream_k):  # noqa: SIM102 (a compile-time condition stands alone)
-            if not walk.item_of(idx).is_end:
-                idx += walk.step
-        return idx
 
 
 @dataclasses.dataclass(frozen=True)

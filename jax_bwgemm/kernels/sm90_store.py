@@ -176,7 +176,6 @@ class WayOut:
     """How a warpgroup's outlet is made."""
 
     facts: Facts
-    deal: Deal
     rows: SlabRows
 
     def outlet(self, params: Params, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:

@@ -22,13 +22,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Int32, Int64, Uint32, cute
 
 from jax_bwgemm.kernels.scheduler import Piece, Share, piece_of, share_of
-from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX, Tile
+from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX
+
+if TYPE_CHECKING:
+    from jax_bwgemm.kernels.walk import Walk
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
 LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap
@@ -76,12 +79,9 @@ def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """A thread's access to the workspace: the `tidx`-th of all that have accumulators, in `group`, one of `groups`.
-    (x, y): its CTA's place in a cluster. Without a stream, every piece is a whole tile, and there is nothing to do."""
+    Where the walk has no stream, every piece is a whole tile, and there is nothing to do."""
 
-    stream: Any
-    tile: Tile
-    x: Int32
-    y: Int32
+    walk: Walk
     group: Any
     groups: int
     tidx: Int32
@@ -89,39 +89,39 @@ class Exchange:
     @cute.jit
     def leave(self, acc: cute.Tensor) -> None:
         """A piece of a tile whose end this cluster does not have: to the CTA's slot."""
-        if cutlass.const_expr(self.stream is not None):
+        if cutlass.const_expr(self.walk.stream is not None):
             self._leave(cute.coalesce(acc))
 
     @cute.jit
     def add(self, acc: cute.Tensor, parts: Int32) -> None:
         """The end of a tile that `parts` clusters before this one have begun: `acc` += what they left at the CTA's
         place, in the order of k."""
-        if cutlass.const_expr(self.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
+        if cutlass.const_expr(self.walk.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
             if parts > 0:
-                self._add(cute.coalesce(acc), self._slot(self.stream.share.cluster - parts), parts)
+                self._add(cute.coalesce(acc), self._slot(self.walk.stream.share.cluster - parts), parts)
 
     @cute.jit
     def _leave(self, acc: cute.Tensor) -> None:
         """A thread's accumulator -> the workspace; then the group's flag."""
-        slot = self._slot(self.stream.share.cluster)
+        slot = self._slot(self.walk.stream.share.cluster)
         own = self._part_at(acc, slot)
         for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
             cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])
         self.group.meet()
         if self.group.is_store_warp:
             with cute.arch.elect_one():
-                cute.arch.store(self._flag_at(slot), self.stream.params.token, sem="release", scope="gpu")
+                cute.arch.store(self._flag_at(slot), self.walk.stream.params.token, sem="release", scope="gpu")
 
     @cute.jit
     def _add(self, acc: cute.Tensor, first_slot: Int32, parts: Int32) -> None:
         """Once their flags are up; each lane looks at one of them."""
-        slot_step = cutlass.const_expr(self.tile.cluster_ctas)
+        slot_step = cutlass.const_expr(self.walk.tile.cluster_ctas)
         if self.group.is_store_warp:
             i = Int32(cute.arch.lane_idx())
             while i < parts:
                 flag = self._flag_at(first_slot + i * slot_step)
                 found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
-                while found != self.stream.params.token:
+                while found != self.walk.stream.params.token:
                     found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
                 cute.arch.store(flag, Int64(0))
                 i += WARP_LANES
@@ -145,15 +145,15 @@ class Exchange:
 
     def _slot(self, cluster: Int32) -> Int32:
         """Of the workspace: that of the CTA at this one's place in a cluster."""
-        return cluster * self.tile.cluster_ctas + self.y * self.tile.cluster_m + self.x
+        return cluster * self.walk.tile.cluster_ctas + self.walk.y * self.walk.tile.cluster_m + self.walk.x
 
     def _part_at(self, acc: cute.Tensor, slot: Int32) -> cute.Tensor:
         """(VECTOR, vectors) of one thread in a slot of the workspace, behind the flags."""
         vectors, threads = cute.size(acc) // VECTOR, self.groups * self.group.threads
-        parts = cute.recast_ptr(self.stream.params.workspace + FLAG_BYTES // 8, dtype=acc.element_type)
+        parts = cute.recast_ptr(self.walk.stream.params.workspace + FLAG_BYTES // 8, dtype=acc.element_type)
         start = Int64(slot) * (vectors * threads * VECTOR) + Int64(self.tidx) * VECTOR
         pointer = cute.make_ptr(acc.element_type, (parts + start).toint(), cute.AddressSpace.gmem, assumed_align=16)
         return cute.make_tensor(pointer, cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads)))
 
     def _flag_at(self, slot: Int32) -> cute.Pointer:
-        return self.stream.params.workspace + (slot * self.groups + self.group.idx)
+        return self.walk.stream.params.workspace + (slot * self.groups + self.group.idx)
