@@ -41,26 +41,35 @@ their accumulators there; the load warp waits for `drained` after each tile. Eve
 before it touches global memory; the load warp releases the next kernel when its last load is on its way. Stream-K
 adds the flags of `stream_k`, between the last stage of a piece and its store.
 
-Here are the kernel, the load role and the main loop; that of an A from registers is in `sm90_registers`, what follows
-a tile's sums in `sm90_store`, and with a residual in `sm90_residual`.
+Here is the kernel, with its load role and its multiply role. That one calls the parts in one direction: the main loops
+of `sm90_loop` on the operands of `sm90_wgmma`, then a store of `sm90_store` or of `sm90_residual`, which has the
+residual role, too. Which tiles and boxes are whose, `sm90_deal` says; what leaves, leaves by an outlet.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cutlass
-import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, cute, pipeline
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync
 
 from jax_bwgemm.kernels import pipelines, split_k
-from jax_bwgemm.kernels.gemm import Hints, Outlet, Sizes, StoreGroup, Walk
-from jax_bwgemm.kernels.operands import dsl_box, layout_enum
-from jax_bwgemm.kernels.scheduler import Piece
-from jax_bwgemm.kernels.sm90_registers import Sm90Registers
-from jax_bwgemm.kernels.sm90_store import PARTS_BARRIER, TURN_BARRIER, WARPGROUP_THREADS
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
+from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
+from jax_bwgemm.kernels.load import feeds, keep_full
+from jax_bwgemm.kernels.outlets import store_group
+from jax_bwgemm.kernels.sm90_deal import PARTS_BARRIER, STORE_BARRIER, WARPGROUP_THREADS, Deal, Hand
+from jax_bwgemm.kernels.sm90_fragments import fragments_of, slab_rows_of
+from jax_bwgemm.kernels.sm90_loop import DescriptorLoop, RegisterLoop
+from jax_bwgemm.kernels.sm90_residual import ResidualRole, handover_of, init_handovers, residual_store
+from jax_bwgemm.kernels.sm90_store import Backlog, SplitStore, Sums, WayOut, WgmmaValues, store_sums
+from jax_bwgemm.kernels.sm90_wgmma import Wgmma
 from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.stream_k import Exchange, StreamParams
+from jax_bwgemm.kernels.walk import Walk, walk_of
+from jax_bwgemm.variant import Variant
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 LOAD_REGISTERS = 40
@@ -72,16 +81,37 @@ def multiply_registers(warpgroups: int) -> int:
     return min(240, rest // warpgroups // 8 * 8)
 
 
-class Sm90Gemm(Sm90Registers):
-    """One variant. Sizes are run-time parameters."""
+def load_atom(operand: cute.Tensor, one_stage: Any, box: tuple[int, int], sharing: int) -> cute.CopyAtom:
+    """What A or B is loaded through, a part of each box by each of the CTAs that share it."""
+    op = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharing > 1 else cpasync.CopyBulkTensorTileG2SOp()
+    return cpasync.make_tiled_tma_atom(op, operand, one_stage, box, num_multicast=sharing)[0]
 
-    # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
-    def smem_layouts(self) -> tuple[Any, Any]:
-        """A: (cta_m, k_tile, stages); B: (mma_n, k_tile, stages)."""
-        tiler = (self.tile.cta_m, self.tile.mma_n, self.tile.k_tile)
-        a = sm90.make_smem_layout_a(layout_enum(self.a_major), tiler, self.a_dtype, self.stages)
-        return a, sm90.make_smem_layout_b(layout_enum(self.b_major), tiler, self.b_dtype, self.stages)
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What the roles meet in: stages, store buffers, and the barriers of the timetable. `residual`: those between
+    residual and multiply, if there is one."""
+
+    sA: cute.Tensor
+    sB: cute.Tensor
+    sC: cute.Tensor
+    ab: pipeline.PipelineTmaAsync
+    residual: Any
+    split: KSplit
+
+
+class Sm90Gemm:
+    """One variant. Everything on self is fixed at compile time; sizes are run-time parameters."""
+
+    def __init__(self, variant: Variant) -> None:
+        facts = self.facts = facts_of(variant)
+        self.stages, self.epilogue = facts.stages, facts.epilogue
+        self.deal = Deal(facts.tile, facts.boxes)
+        fragments = fragments_of(facts, self.deal.side_by_side)
+        self.rows = slab_rows_of(fragments, facts.boxes.c_major)
+        self.wgmma = Wgmma(facts, self.deal, fragments)
+        self.way_out = WayOut(facts, self.rows)
+        self.residual = ResidualRole(facts)
 
     @cute.jit
     def __call__(
@@ -98,301 +128,165 @@ class Sm90Gemm(Sm90Registers):
         alpha: Float32,
         bias: cute.Pointer,
     ) -> None:
-        """Make the TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces
-        this host code; a test compares what both pack."""
-        tile = self.tile
-        a_smem, b_smem = self.smem_layouts()
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        tma_a, _ = cpasync.make_tiled_tma_atom(
-            multicast if tile.cluster_n > 1 else load,
-            a,
-            cute.slice_(a_smem, (None, None, 0)),
-            (tile.cta_m, tile.k_tile),
-            num_multicast=tile.cluster_n,
-        )
-        tma_b, _ = cpasync.make_tiled_tma_atom(
-            multicast if tile.cluster_m > 1 else load,
-            b,
-            cute.slice_(b_smem, (None, None, 0)),
-            (tile.mma_n, tile.k_tile),
-            num_multicast=tile.cluster_m,
-        )
-        out = self.store_atom(c, cute.slice_(self.store_layout(1, 1), (None, None, 0)))
-        self.tma_boxes = {"a": dsl_box(tma_a), "b": dsl_box(tma_b)}
-        if cutlass.const_expr(self.store_kind == "tma"):
-            self.tma_boxes["c"] = dsl_box(out)
-        tma_r = None
-        if cutlass.const_expr(self.epilogue.has_residual):
-            box_layout = cute.slice_(self.store_layout(1, 1), (None, None, 0))
-            tma_r, _ = cpasync.make_tiled_tma_atom(load, c, box_layout, (self.store_rows, self.store_cols))
-            self.tma_boxes["r"] = dsl_box(tma_r)
-        stream_args = (stream_tiles, stream_clusters, workspace, token) if cutlass.const_expr(tile.stream_k) else ()
-        self.kernel(tma_a, tma_b, out, tma_r, sizes, hints, stream_args, self.epilogue_args(alpha, bias)).launch(
-            grid=self.cluster, block=(self.threads, 1, 1), cluster=self.cluster, min_blocks_per_mp=1
+        """Makes TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces this
+        host code; a test compares what both pack. Flat, for the DSL's C header takes no tuple of several types."""
+        facts, tile = self.facts, self.facts.tile
+        a_smem, b_smem = (cute.slice_(layout, (None, None, 0)) for layout in self.wgmma.smem_layouts())
+        tma_a = load_atom(a, a_smem, (tile.cta_m, tile.k_tile), tile.cluster_n)
+        tma_b = load_atom(b, b_smem, (tile.mma_n, tile.k_tile), tile.cluster_m)
+        tma_r = facts.boxes.load_atom(c) if cutlass.const_expr(self.epilogue.has_residual) else None
+        maps = Maps(tma_a, tma_b, facts.boxes.store_atom(c), tma_r)
+        self.tma_boxes = maps.boxes(facts.boxes.store)
+        stream = None
+        if cutlass.const_expr(tile.stream_k):
+            stream = StreamParams(stream_tiles, stream_clusters, workspace, token)
+        params = Params(maps, sizes, hints, stream, facts.epilogue_args(alpha, bias))
+        self.kernel(params).launch(
+            grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        tma_b: cute.CopyAtom,
-        out: Any,
-        tma_r: cute.CopyAtom | None,
-        sizes: Sizes,
-        hints: Hints,
-        stream_args: tuple[Any, ...],
-        args: tuple[Any, ...],
-    ) -> None:
-        tile = self.tile
+    def kernel(self, params: Params) -> None:
+        facts, tile, deal, maps = self.facts, self.facts.tile, self.deal, params.maps
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
-            if cutlass.const_expr(self.store_kind == "tma"):
-                cpasync.prefetch_descriptor(out)
+            cpasync.prefetch_descriptor(maps.a)
+            cpasync.prefetch_descriptor(maps.b)
+            if cutlass.const_expr(facts.boxes.store == "tma"):
+                cpasync.prefetch_descriptor(maps.c)
             if cutlass.const_expr(self.epilogue.has_residual):
-                cpasync.prefetch_descriptor(tma_r)
+                cpasync.prefetch_descriptor(maps.r)
 
-        a_smem, b_smem = self.smem_layouts()
-        c_smem = self.store_layout(self.store_groups, self.store_buffers)
+        a_smem, b_smem = self.wgmma.smem_layouts()
+        c_smem = facts.boxes.layout(facts.boxes.groups, facts.boxes.buffers)
         allocator = cutlass.memory.SmemAllocator()
-        barriers = allocator.allocate_array(Int64, 2 * self.stages)
+        barriers = allocator.allocate_array(Int64, 2 * facts.stages)
         written = allocator.allocate_array(Int64, 1)
         drained = allocator.allocate_array(Int64, 1)
         residual_barriers = None
         if cutlass.const_expr(self.epilogue.has_residual):
-            residual_barriers = allocator.allocate_array(Int64, 2 * self.store_groups * self.store_buffers)
-        sA = allocator.allocate_tensor(self.a_dtype, a_smem.outer, 1024, a_smem.inner)
-        sB = allocator.allocate_tensor(self.b_dtype, b_smem.outer, 1024, b_smem.inner)
-        sC = allocator.allocate_tensor(self.out_dtype, c_smem.outer, 1024, c_smem.inner)
-        parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=self.acc_dtype)
-        split = KSplit(parts, written, drained)
+            residual_barriers = allocator.allocate_array(Int64, 2 * facts.boxes.groups * facts.boxes.buffers)
+        sA = allocator.allocate_tensor(facts.a_dtype, a_smem.outer, 1024, a_smem.inner)
+        sB = allocator.allocate_tensor(facts.b_dtype, b_smem.outer, 1024, b_smem.inner)
+        sC = allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
+        parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=facts.acc_dtype)
 
         threads = pipeline.Agent.Thread
         ab = pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers,
-            num_stages=self.stages,
+            num_stages=facts.stages,
             producer_group=pipeline.CooperativeGroup(threads),
             consumer_group=pipeline.CooperativeGroup(threads, pipelines.hopper_empty_arrivals(tile)),
-            tx_count=self.full_bytes,
+            tx_count=facts.full_bytes,
             cta_layout_vmnk=cute.make_layout((1, tile.cluster_m, tile.cluster_n, 1)),
             defer_sync=True,
         )
         if cutlass.const_expr(tile.cluster_k > 1):  # noqa: SIM102 (a compile-time condition stands alone)
             if warp_idx == 0:
                 with cute.arch.elect_one():
-                    split_k.init_barriers(split, tile, self.warpgroups * pipelines.WARPS_PER_WARPGROUP)
+                    split_k.init_barriers(written, drained, tile, deal.warpgroups * pipelines.WARPS_PER_WARPGROUP)
         if cutlass.const_expr(self.epilogue.has_residual):  # noqa: SIM102
             if warp_idx == 0:
                 with cute.arch.elect_one():
-                    self.init_handovers(residual_barriers)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
-        walk = self.walk(sizes, stream_args)
-        mA, mB, mC = self.coordinate_tensors(sizes)
+                    init_handovers(residual_barriers, deal)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
+        walk = walk_of(tile, params.sizes, params.stream)
+        split = KSplit(tile, walk.x, deal.threads, parts, written, drained)
+        shared = Shared(sA, sB, sC, ab, residual_barriers, split)
 
-        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+        pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
         cute.arch.griddepcontrol_wait()
         if warp_idx < pipelines.WARPS_PER_WARPGROUP:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
-                self.load(tma_a, tma_b, mA, mB, sA, sB, ab, split, walk, sizes, hints)
+                self.load(params, shared, walk)
             if cutlass.const_expr(self.epilogue.has_residual):
-                first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - self.warpgroups)
+                first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - deal.warpgroups)
                 if warp_idx >= first:
-                    self.carry(tma_r, out, mC, sC, residual_barriers, walk, warp_idx - first)
+                    self.residual.run(params, sC, residual_barriers, Hand(deal, walk, warp_idx - first))
         else:
-            cute.arch.setmaxregister_increase(multiply_registers(self.warpgroups))
-            self.multiply(out, mC, sA, sB, sC, ab, residual_barriers, split, walk, sizes, args)
+            cute.arch.setmaxregister_increase(multiply_registers(deal.warpgroups))
+            self.multiply(params, shared, walk)
 
     @cute.jit
-    def load(
-        self,
-        tma_a: cute.CopyAtom,
-        tma_b: cute.CopyAtom,
-        mA: cute.Tensor,
-        mB: cute.Tensor,
-        sA: cute.Tensor,
-        sB: cute.Tensor,
-        ab: pipeline.PipelineTmaAsync,
-        split: KSplit,
-        walk: Walk,
-        sizes: Sizes,
-        hints: Hints,
-    ) -> None:
+    def load(self, params: Params, shared: Shared, walk: Walk) -> None:
         """The load warp: its part of A and B (all of it where no CTA shares it) into the stages."""
-        tile = self.tile
+        tile, maps = self.facts.tile, params.maps
+        mA, mB, _ = self.facts.coordinate_tensors(params.sizes)
         gA = cute.local_tile(mA, (tile.cta_m, tile.k_tile), (None, None, None))  # (cta_m, k_tile, Mt, Kt, l)
         gB = cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None))  # (mma_n, k_tile, Nt, Kt, l)
+        sA, sB = cute.group_modes(shared.sA, 0, 2), cute.group_modes(shared.sB, 0, 2)
         As, Ag = cpasync.tma_partition(
-            tma_a, walk.y, cute.make_layout(tile.cluster_n), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
-        )
+            maps.a, walk.y, cute.make_layout(tile.cluster_n), sA, cute.group_modes(gA, 0, 2)
+        )  # (TMA, stage), (TMA, m tiles, k tiles, l)
         Bs, Bg = cpasync.tma_partition(
-            tma_b, walk.x, cute.make_layout(tile.cluster_m), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
-        )
-        self.keep_full(tma_a, As, Ag, tma_b, Bs, Bg, ab, split, walk, sizes, hints)
+            maps.b, walk.x, cute.make_layout(tile.cluster_m), sB, cute.group_modes(gB, 0, 2)
+        )  # (TMA, stage), (TMA, n tiles, k tiles, l)
+        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
-    def multiply(
-        self,
-        out: Any,
-        mC: cute.Tensor,
-        sA: cute.Tensor,
-        sB: cute.Tensor,
-        sC: cute.Tensor,
-        ab: pipeline.PipelineTmaAsync,
-        residual_barriers: cute.Pointer | None,
-        split: KSplit,
-        walk: Walk,
-        sizes: Sizes,
-        args: tuple[Any, ...],
-    ) -> None:
+    def multiply(self, params: Params, shared: Shared, walk: Walk) -> None:
         """A consumer warpgroup: main loop on its slabs of its tiles, then its own part of the store."""
-        tile = self.tile
+        facts, tile, deal = self.facts, self.facts.tile, self.deal
         tidx = cute.arch.thread_idx()[0] - WARPGROUP_THREADS
-        group = self.store_group(tidx)
-        mma = self.tiled_mma(self.side_by_side)
-        thr_mma = mma.get_slice(group.idx % self.side_by_side * WARPGROUP_THREADS)
-        if cutlass.const_expr(self.fragments is not None):
-            main_loop = self.main_loop_from_registers
-            fA = self.fragment_sources(sA, group)
-        else:
-            main_loop = self.main_loop
-            fA = mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stage), descriptors
-        fB = mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stage)
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((tile.cta_m, tile.mma_n)), self.acc_dtype)
-        outlet = self.outlet(out, mC, sC, self.tiled_mma(1), group)
-        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        held = cute.make_rmem_tensor(cute.size(acc) if cutlass.const_expr(self.defers_store) else 1, self.out_dtype)
-        held.fill(0)
-        held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(self.boxes)  # the next box of `held`: none is left
+        group = store_group(tidx, WARPGROUP_THREADS, STORE_BARRIER)
+        hand = Hand(deal, walk, group.idx)
+        a, b = self.wgmma.operands(shared.sA, shared.sB, group)
+        acc = self.wgmma.accumulator()
+        values = WgmmaValues(facts.boxes, self.rows, group)
+        sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
+        outlet = self.way_out.outlet(params, shared.sC, self.wgmma.tiled(1), group)
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, facts.stages)
+        held = None
+        if cutlass.const_expr(facts.defers_store):
+            held = cute.make_rmem_tensor(cute.size(acc), facts.boxes.dtype)
+            held.fill(0)
+        backlog = Backlog(deal, outlet, held)
+        exchange = Exchange(walk, group, deal.warpgroups, tidx)
+        make_loop = RegisterLoop if cutlass.const_expr(facts.a_in_registers) else DescriptorLoop
+        loop = make_loop(facts, self.wgmma, a, b, shared.ab, hand, backlog)
+        held_at, box = (Int32(0), Int32(0), Int32(0)), Int32(deal.num_boxes)  # the next of the backlog: none is left
         phase = Int32(0)
-        idx, step = self.own_items(walk, group.idx)
+        idx, step = hand.items()
         if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
             if group.idx == 1:
                 read.advance(walk.k_count)
         while idx < walk.num_items:
             item = walk.item_of(idx)
             if cutlass.const_expr(tile.cluster_k > 1):
-                at = self.first_box(walk, item.tile_idx, group.idx)
+                at = hand.first_box(item.tile_idx)
                 if walk.k_count > 0:
-                    read, last, at, box = main_loop(
-                        acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
-                    )
-                    self.finish_sums(ab, last, read)
-                cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=self.consumers)
-                self.store_split(acc, outlet, split, phase, at, group, tidx, walk, sizes, args)
+                    read, last, at, box = loop.run(acc, read, item, held_at, box)
+                    loop.finish_sums(last, read)
+                cute.arch.barrier(barrier_id=PARTS_BARRIER, number_of_threads=deal.threads)
+                SplitStore(sums, outlet, shared.split, tidx).store(acc, at, phase, walk)
                 phase = phase ^ 1
             else:
-                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
-                    if idx != walk.first:
-                        cute.arch.barrier(barrier_id=TURN_BARRIER + group.idx, number_of_threads=self.consumers)
-                read, last, at, box = main_loop(
-                    acc, fA, fB, ab, read, held, held_at, box, outlet, walk, item, group, sizes
-                )
-                if cutlass.const_expr(tile.pingpong):  # noqa: SIM102
-                    if idx + walk.step < walk.num_items:
-                        other = TURN_BARRIER + 1 - group.idx
-                        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=self.consumers)
-                early = cutlass.const_expr(self.epilogue.reads and not tile.stream_k)
+                hand.take_turn(idx)
+                read, last, at, box = loop.run(acc, read, item, held_at, box)
+                hand.pass_turn(idx)
+                early = cutlass.const_expr(facts.epilogue.reads and not tile.stream_k)
                 if cutlass.const_expr(early):
-                    box = self.store_rest(held, outlet, held_at, box, group, sizes)
-                loaded = self.load_tile(at, group, sizes, args) if early else ()
-                self.finish_sums(ab, last, read)
+                    box = backlog.store_rest(held_at, box)
+                loaded = sums.begin(at) if early else ()
+                loop.finish_sums(last, read)
                 if cutlass.const_expr(tile.pingpong):
-                    read.advance(walk.k_count)
-                box = self.store_rest(held, outlet, held_at, box, group, sizes)
+                    read.advance(walk.k_count)  # past the other's stages
+                box = backlog.store_rest(held_at, box)
                 if not item.is_end:
-                    self.leave_part(acc, group, tidx, walk)
+                    exchange.leave(acc)
                 else:
-                    self.add_parts(acc, item, group, tidx, walk)
-                    columns = loaded if early else self.load_tile(at, group, sizes, args)
-                    if cutlass.const_expr(self.epilogue.has_residual):
-                        addend = self.addend(outlet, sC, group)
-                        handover = self.handover(residual_barriers, group.idx)
-                        self.store_sums(acc, outlet, addend, handover, phase, columns, args)
-                        phase = phase ^ (self.boxes // self.store_buffers % 2)
-                    elif cutlass.const_expr(self.defers_store):
-                        self.round(acc, held, columns, args)
+                    exchange.add(acc, item.parts)
+                    terms = loaded if early else sums.begin(at)
+                    if cutlass.const_expr(facts.epilogue.has_residual):
+                        handover = handover_of(shared.residual, hand)
+                        residual_store(sums, outlet, shared.sC, handover).store(acc, phase, terms)
+                        phase = phase ^ (deal.num_boxes // facts.boxes.buffers % 2)
+                    elif cutlass.const_expr(facts.defers_store):
+                        backlog.hold(sums, acc, terms)
                         held_at, box = at, Int32(0)
                     else:
-                        self.store(acc, outlet, at, columns, group, sizes, args)
+                        store_sums(sums, outlet, acc, at, terms)
             idx += step
-        self.store_rest(held, outlet, held_at, box, group, sizes)
-        self.finish_stores(group)
-
-    @cute.jit
-    def finish_sums(
-        self, ab: pipeline.PipelineTmaAsync, last: pipeline.PipelineState, read: pipeline.PipelineState
-    ) -> None:
-        """Waits for the last wgmmas and releases the stages from `last` to `read`: that is one.
-
-        In a ping-pong, a loop of one pass: ptxas moves nothing into it, and out of straight code it would take the
-        release to below the epilogue's arithmetic, for which the load warp, and with it the other warpgroup, then
-        waits. Beside other such loops, as those that wait for a residual's boxes and keep the arithmetic where it is,
-        ptxas would wait for each wgmma alone.
-        """
-        if cutlass.const_expr(self.tile.pingpong and not (self.by_rows or self.epilogue.has_residual)):
-            while last.index != read.index:
-                warpgroup.wait_group(0)
-                ab.consumer_release(last)
-                last.advance()
-        else:
-            warpgroup.wait_group(0)
-            ab.consumer_release(last)
-
-    @cute.jit
-    def main_loop(
-        self,
-        acc: cute.Tensor,
-        fA: cute.Tensor,
-        fB: cute.Tensor,
-        ab: pipeline.PipelineTmaAsync,
-        read: pipeline.PipelineState,
-        held: cute.Tensor,
-        held_at: Any,
-        box: Int32,
-        outlet: Outlet,
-        walk: Walk,
-        item: Piece,
-        group: StoreGroup,
-        sizes: Sizes,
-    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState, tuple[Int32, Int32, Int32], Int32]:
-        """`acc` = the sum over an item's stages from `read` on, at least one. Returns the state behind them, that of
-        the last one, which the last wgmmas still read, the tile's first box, and the next box of `held`."""
-        mma = self.tiled_mma(self.side_by_side)
-        promoted = cutlass.const_expr(self.tile.promoted)
-        sums = cute.make_rmem_tensor(acc.shape, self.acc_dtype) if promoted else acc  # of one stage, or of all
-        release = read.clone()
-        mma.set(warpgroup.Field.ACCUMULATE, False)
-        ab.consumer_wait(read)
-        warpgroup.fence()
-        for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)
-            mma.set(warpgroup.Field.ACCUMULATE, True)
-        warpgroup.commit_group()
-        if cutlass.const_expr(promoted):
-            warpgroup.wait_group(0)
-            acc.store(sums.load())
-        read.advance()
-        at = self.first_box(walk, item.tile_idx, group.idx)  # its divisions run beside the first wgmmas
-        for _ in cutlass.range(1, item.k_count, unroll=1):
-            ab.consumer_wait(read)
-            warpgroup.fence()
-            if cutlass.const_expr(promoted):
-                mma.set(warpgroup.Field.ACCUMULATE, False)
-            for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-                cute.gemm(mma, sums, fA[None, None, kb, read.index], fB[None, None, kb, read.index], sums)
-                mma.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.commit_group()
-            if cutlass.const_expr(self.defers_store):
-                box = self.store_held(held, outlet, held_at, box, group, sizes)
-            if cutlass.const_expr(promoted):
-                warpgroup.wait_group(0)
-                acc.store(acc.load() + sums.load())
-            else:
-                warpgroup.wait_group(1)  # the group before this one has read its stage
-            ab.consumer_release(release)
-            read.advance()
-            release.advance()
-        return read, release, at, box
+        backlog.store_rest(held_at, box)
+        outlet.finish()

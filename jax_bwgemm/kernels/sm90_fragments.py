@@ -1,6 +1,6 @@
 """How threads pick the fragments of an m-major A out of shared memory, and which row of the product is whose.
 
-`sm90_registers` has the loop around it. A wgmma takes 32 bytes of k; in them (PTX ISA, wgmma.mma_async.m64nNk8 and
+`sm90_loop` has the loop around it. A wgmma takes 32 bytes of k; in them (PTX ISA, wgmma.mma_async.m64nNk8 and
 m64nNk32, matrix A) lane 4 g + t of a warp has in its four registers:
 
     register        0             1                 2                 3
@@ -21,7 +21,8 @@ import cutlass
 from cutlass import Uint16, Uint32, cute
 from cutlass.cute.nvgpu import warp
 
-from jax_bwgemm.kernels.gemm import StoreGroup
+from jax_bwgemm.kernels.gemm import Facts
+from jax_bwgemm.kernels.outlets import StoreGroup
 from jax_bwgemm.tile import SWIZZLE_BYTES, Tile
 
 SLAB_ROWS = 64  # of a wgmma
@@ -145,3 +146,35 @@ def matrix_k(matrix: Any, row: Any) -> Any:
     """Of the 32 k of a step, the one that is the `row`-th of the `matrix`-th matrix: rows 2 t and 2 t + 1 for t."""
     t = row // 2
     return 16 * (matrix // 2) + 4 * t + 2 * (matrix % 2 ^ t // 2) + row % 2
+
+
+def fragments_of(facts: Facts, side_by_side: int) -> WordFragments | ByteFragments | None:
+    """How threads pick A's fragments, if it comes from registers."""
+    if not facts.a_in_registers:
+        return None
+    if facts.a_dtype.width == 8:
+        return ByteFragments(facts.tile, facts.stages, side_by_side)
+    # row_store and the transposing stmatrix take 8 rows at a time
+    boxes = facts.boxes
+    follows = not (boxes.by_rows or (boxes.c_major == "m" and boxes.dtype.width < 32))
+    return WordFragments(facts.tile, facts.stages, side_by_side, follows)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlabRows:
+    """Which row of its slab a row of a wgmma is: what the store must undo. `leave_in_pairs`: rows r and r + 8 are
+    neighbours, and leave together in an m-major result."""
+
+    fragments: WordFragments | ByteFragments | None
+    leave_in_pairs: bool
+
+    def row(self, row: Any) -> Any:
+        return row if self.fragments is None else self.fragments.slab_rows()(row)
+
+    def order(self, own: cute.Tensor) -> cute.Tensor:
+        """A warpgroup's store buffers (rows, cols, buffer), in the order of its wgmmas' rows."""
+        return own if self.fragments is None else cute.composition(own, (self.fragments.slab_rows(), None, None))
+
+
+def slab_rows_of(fragments: WordFragments | ByteFragments | None, c_major: str) -> SlabRows:
+    return SlabRows(fragments, isinstance(fragments, ByteFragments) and c_major == "m")

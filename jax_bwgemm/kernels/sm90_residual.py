@@ -9,166 +9,152 @@ next tile's main loop.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, cute
-from cutlass.cute.nvgpu import cpasync, warp
+from cutlass import Int32, cute
+from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.gemm import Outlet, StoreGroup, Walk
-from jax_bwgemm.kernels.sm90_store import Sm90Store
+from jax_bwgemm.kernels.box_epilogue import add_terms
+from jax_bwgemm.kernels.gemm import Facts, Params
+from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
+from jax_bwgemm.kernels.sm90_deal import Deal, Hand
+from jax_bwgemm.kernels.sm90_store import Sums
 
 
-class Handover(NamedTuple):
-    """Barriers between a warpgroup and its residual warp, one of each for a buffer."""
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """Barriers between a warpgroup and its residual warp: of each buffer `loaded` and `summed`, side by side."""
 
     loaded: cute.Pointer
     summed: cute.Pointer
 
 
-class Addend(NamedTuple):
-    """The way of a residual into a thread's registers: `s2r` from Rs, its part of the store buffers."""
+def handover_of(barriers: cute.Pointer, hand: Hand) -> Handover:
+    """A warpgroup's own, of `barriers` for all."""
+    own = barriers + hand.group_idx * (2 * hand.deal.boxes.buffers)
+    return Handover(own, own + 1)
 
+
+def init_handovers(barriers: cute.Pointer, deal: Deal) -> None:
+    """By one thread."""
+    for i in range(deal.boxes.groups * deal.boxes.buffers):
+        cute.arch.mbarrier_init(barriers + 2 * i, 1)
+        cute.arch.mbarrier_init(barriers + (2 * i + 1), pipelines.residual_summed_arrivals())
+
+
+@dataclasses.dataclass(frozen=True)
+class Carrier:
+    """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: the residual or the
+    result (m, n, l)."""
+
+    facts: Facts
+    params: Params
+    matrix: cute.Tensor
+    own: cute.Tensor
+    handover: Handover
+
+    @cute.jit
+    def load(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        """The residual's box `at` -> a buffer."""
+        barrier, tma_r = self.handover.loaded + 2 * buffer, self.params.maps.r
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.facts.residual_bytes)
+        Rs, Rg = self.facts.boxes.tma_parts(tma_r, self.own, self.matrix, at)
+        cute.copy(tma_r, Rg, Rs[None, buffer], tma_bar_ptr=barrier)
+
+    @cute.jit
+    def store(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        """A buffer -> the result's box `at`."""
+        tma_c = self.params.maps.c
+        Cs, Cg = self.facts.boxes.tma_parts(tma_c, self.own, self.matrix, at)
+        cute.copy(tma_c, Cs[None, buffer], Cg)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualRole:
+    """The residual warp of a warpgroup."""
+
+    facts: Facts
+
+    @cute.jit
+    def run(self, params: Params, sC: cute.Tensor, barriers: cute.Pointer, hand: Hand) -> None:
+        """The residual into the warpgroup's buffers, its result out of them."""
+        deal, walk = hand.deal, hand.walk
+        handover = handover_of(barriers, hand)
+        matrix = self.facts.coordinate_tensors(params.sizes)[2]
+        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, hand.group_idx), handover)
+        buffers = deal.boxes.buffers
+        ahead = pipelines.residual_stores_in_flight(buffers)
+        phase = Int32(0)
+        idx, step = hand.items()
+        idx = hand.end_from(idx)
+        at = hand.first_box(walk.item_of(idx).tile_idx)
+        if idx < walk.num_items:
+            for box in cutlass.range_constexpr(buffers):
+                carrier.load(deal.box_at(at, box), box)
+        while idx < walk.num_items:
+            next_idx = hand.end_from(idx + step)
+            next_at = hand.first_box(walk.item_of(next_idx).tile_idx)
+            for i in cutlass.range_constexpr(deal.num_boxes + ahead):
+                if cutlass.const_expr(i < deal.num_boxes):
+                    cute.arch.mbarrier_wait(handover.summed + 2 * (i % buffers), phase ^ (i // buffers % 2))
+                    carrier.store(deal.box_at(at, i), i % buffers)
+                box = cutlass.const_expr(i - ahead)  # its buffer is next
+                if cutlass.const_expr(box >= 0):
+                    cute.arch.cp_async_bulk_wait_group(min(ahead, deal.num_boxes - 1 - box), read=True)
+                    if cutlass.const_expr(box + buffers < deal.num_boxes):
+                        carrier.load(deal.box_at(at, box + buffers), box % buffers)
+                    elif next_idx < walk.num_items:
+                        carrier.load(deal.box_at(next_at, box + buffers - deal.num_boxes), box % buffers)
+            phase = phase ^ (deal.num_boxes // buffers % 2)
+            idx, at = next_idx, next_at
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualStore:
+    """What a consumer thread does with a residual. `s2r` takes it from Rs (S2R, S2R_M, S2R_N, buffer), the thread's
+    part of the store buffers, by the very layout of the way out: ldmatrix where that has stmatrix."""
+
+    sums: Sums
+    outlet: TmaOutlet
+    handover: Handover
     s2r: Any
     Rs: cute.Tensor
 
-
-class Sm90Residual(Sm90Store):
-    """The residual warps, and a store that adds what they have loaded."""
-
-    def init_handovers(self, barriers: cute.Pointer) -> None:
-        """By one thread."""
-        for i in range(self.store_groups * self.store_buffers):
-            cute.arch.mbarrier_init(barriers + 2 * i, 1)
-            cute.arch.mbarrier_init(barriers + (2 * i + 1), pipelines.residual_summed_arrivals())
-
-    def handover(self, barriers: cute.Pointer, group_idx: Int32) -> Handover:
-        """A warpgroup's own; the barriers of a buffer lie side by side."""
-        own = barriers + group_idx * (2 * self.store_buffers)
-        return Handover(own, own + 1)
-
     @cute.jit
-    def carry(
-        self,
-        tma_r: cute.CopyAtom,
-        out: cute.CopyAtom,
-        mC: cute.Tensor,
-        sC: cute.Tensor,
-        barriers: cute.Pointer,
-        walk: Walk,
-        group_idx: Int32,
-    ) -> None:
-        """The residual warp of a warpgroup: its residual into the buffers, its result out of them."""
-        handover = self.handover(barriers, group_idx)
-        own = self.own_boxes(sC, group_idx)
-        buffers = self.store_buffers
-        ahead = pipelines.residual_stores_in_flight(buffers)
-        phase = Int32(0)
-        idx, step = self.own_items(walk, group_idx)
-        idx = self.end_from(walk, idx)
-        at = self.first_box(walk, walk.item_of(idx).tile_idx, group_idx)
-        if idx < walk.num_items:
-            for box in cutlass.range_constexpr(buffers):
-                self.load_box(tma_r, mC, own, handover, self.box_at(at, box), box)
-        while idx < walk.num_items:
-            next_idx = self.end_from(walk, idx + step)
-            next_at = self.first_box(walk, walk.item_of(next_idx).tile_idx, group_idx)
-            for i in cutlass.range_constexpr(self.boxes + ahead):
-                if cutlass.const_expr(i < self.boxes):
-                    cute.arch.mbarrier_wait(handover.summed + 2 * (i % buffers), phase ^ (i // buffers % 2))
-                    self.store_box(out, mC, own, self.box_at(at, i), i % buffers)
-                box = cutlass.const_expr(i - ahead)  # its buffer is next
-                if cutlass.const_expr(box >= 0):
-                    cute.arch.cp_async_bulk_wait_group(min(ahead, self.boxes - 1 - box), read=True)
-                    if cutlass.const_expr(box + buffers < self.boxes):
-                        later = self.box_at(at, box + buffers)
-                        self.load_box(tma_r, mC, own, handover, later, box % buffers)
-                    elif next_idx < walk.num_items:
-                        later = self.box_at(next_at, box + buffers - self.boxes)
-                        self.load_box(tma_r, mC, own, handover, later, box % buffers)
-            phase = phase ^ (self.boxes // buffers % 2)
-            idx, at = next_idx, next_at
-
-    @cute.jit
-    def end_from(self, walk: Walk, idx: Uint32) -> Uint32:
-        """The first item from `idx` on that ends a tile: of a cluster's pieces of a stream, only the first may not."""
-        if cutlass.const_expr(self.tile.stream_k):  # noqa: SIM102 (a compile-time condition stands alone)
-            if not walk.item_of(idx).is_end:
-                idx += walk.step
-        return idx
-
-    @cute.jit
-    def load_box(
-        self,
-        tma_r: cute.CopyAtom,
-        mC: cute.Tensor,
-        own: cute.Tensor,
-        handover: Handover,
-        at: Any,
-        stage: cutlass.Constexpr,
-    ) -> None:
-        """The residual's box (m, n, l) -> buffer `stage`."""
-        barrier = handover.loaded + 2 * stage
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.residual_bytes)
-        Rs, Rg = self.tma_parts(tma_r, mC, own, at)
-        cute.copy(tma_r, Rg, Rs[None, stage], tma_bar_ptr=barrier)
-
-    @cute.jit
-    def store_box(
-        self, out: cute.CopyAtom, mC: cute.Tensor, own: cute.Tensor, at: Any, stage: cutlass.Constexpr
-    ) -> None:
-        """Buffer `stage` -> the result's box (m, n, l)."""
-        Cs, Cg = self.tma_parts(out, mC, own, at)
-        cute.copy(out, Cs[None, stage], Cg)
-        cute.arch.cp_async_bulk_commit_group()
-
-    def tma_parts(self, atom: cute.CopyAtom, mC: cute.Tensor, own: cute.Tensor, at: Any) -> tuple[Any, Any]:
-        """All buffers, and the box (m, n, l) in global memory, as the atom moves them."""
-        gC = cute.local_tile(mC, (self.store_rows, self.store_cols), at)
-        smem, gmem = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(gC, 0, 2)
-        )
-        return smem, gmem
-
-    @cute.jit
-    def store_sums(
-        self,
-        acc: cute.Tensor,
-        outlet: Outlet,
-        addend: Addend,
-        handover: Handover,
-        phase: Int32,
-        loaded: tuple[Any, ...],
-        args: tuple[Any, ...],
-    ) -> None:
+    def store(self, acc: cute.Tensor, phase: Int32, loaded: tuple[Any, ...]) -> None:
         """Registers -> epilogue, plus the residual -> the box where that was, box after box."""
+        sums, outlet, deal = self.sums, self.outlet, self.sums.deal
+        buffers = deal.boxes.buffers
         flat = cute.coalesce(acc)
-        for box in cutlass.range_constexpr(self.boxes):
-            stage = cutlass.const_expr(box % self.store_buffers)
-            values = self.values_of(flat, box)
-            self.epilogue.apply(values, self.runs(), self.own_terms(loaded, box), args)
-            cute.arch.mbarrier_wait(handover.loaded + 2 * stage, phase ^ (box // self.store_buffers % 2))
-            own = addend.Rs[None, None, None, stage]
-            terms = cute.make_rmem_tensor(own.shape, self.out_dtype)
-            cute.copy(addend.s2r, own, terms)
-            self.add(values, terms)
-            rounded = cute.make_rmem_tensor(cute.shape(outlet.Rs)[:3], self.out_dtype)
-            rounded.store(values.load().to(self.out_dtype))
+        for box in cutlass.range_constexpr(deal.num_boxes):
+            buffer = cutlass.const_expr(box % buffers)
+            values = sums.values_of(flat, box)
+            sums.apply(values, box, loaded)
+            cute.arch.mbarrier_wait(self.handover.loaded + 2 * buffer, phase ^ (box // buffers % 2))
+            own = self.Rs[None, None, None, buffer]
+            terms = cute.make_rmem_tensor(own.shape, deal.boxes.dtype)
+            cute.copy(self.s2r, own, terms)
+            add_terms(values, terms)
+            rounded = round_box(values, outlet)
             cute.arch.sync_warp()  # every lane has read what others overwrite
-            cute.copy(outlet.r2s, rounded, outlet.Rs[None, None, None, stage])
+            cute.copy(outlet.r2s, rounded, outlet.Rs[None, None, None, buffer])
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(handover.summed + 2 * stage)
+                cute.arch.mbarrier_arrive(self.handover.summed + 2 * buffer)
 
-    def addend(self, outlet: Outlet, sC: cute.Tensor, group: StoreGroup) -> Addend:
-        """The way in, by the very layout of the way out: ldmatrix where that has stmatrix."""
-        if cutlass.const_expr(self.stores_pairs):
-            return Addend(outlet.r2s, outlet.Rs)
-        op = cute.nvgpu.CopyUniversalOp()
-        if cutlass.const_expr(self.out_dtype.width == 16):
-            op = warp.LdMatrix8x8x16bOp(self.c_major == "m", 4)
-        s2r = cute.make_tiled_copy_S(cute.make_copy_atom(op, self.out_dtype), outlet.r2s)
-        return Addend(s2r, s2r.get_slice(group.tidx).partition_S(self.slab(self.own_boxes(sC, group.idx))))
+
+def residual_store(sums: Sums, outlet: Outlet, sC: cute.Tensor, handover: Handover) -> ResidualStore:
+    assert isinstance(outlet, TmaOutlet)  # `legality`: where threads store, XLA adds a residual
+    boxes, group = outlet.boxes, outlet.group
+    if sums.rows.leave_in_pairs:
+        return ResidualStore(sums, outlet, handover, outlet.r2s, outlet.Rs)
+    op = warp.LdMatrix8x8x16bOp(boxes.c_major == "m", 4) if boxes.dtype.width == 16 else cute.nvgpu.CopyUniversalOp()
+    s2r = cute.make_tiled_copy_S(cute.make_copy_atom(op, boxes.dtype), outlet.r2s)
+    own = sums.rows.order(boxes.own(sC, group.idx))
+    return ResidualStore(sums, outlet, handover, s2r, s2r.get_slice(group.tidx).partition_S(own))

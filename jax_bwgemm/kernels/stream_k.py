@@ -20,8 +20,9 @@ has waited for it takes it down, so that a workspace never holds the token but w
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Int32, Int64, Uint32, cute
@@ -29,119 +30,130 @@ from cutlass import Boolean, Int32, Int64, Uint32, cute
 from jax_bwgemm.kernels.scheduler import Piece, Share, piece_of, share_of
 from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX
 
+if TYPE_CHECKING:
+    from jax_bwgemm.kernels.walk import Walk
+
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
 LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap
 WARP_LANES = 32
 
 
-class Stream(NamedTuple):
-    """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles.
-    `flags` (then parts): the workspace."""
+class StreamParams(NamedTuple):
+    """Kernel parameters behind the hints. `tiles` of the last tiles, and as many of the first clusters as share them;
+    `workspace`: flags, then parts."""
+
+    tiles: Int32
+    clusters: Int32
+    workspace: cute.Pointer
+    token: Int64
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles."""
 
     share: Share
     base: Uint32
     step: Uint32
-    flags: cute.Pointer
-    token: Int64
+    params: StreamParams
+
+    @cute.jit
+    def item_of(self, idx: Uint32, k_tiles: Int32) -> Piece:
+        tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
+        is_end, parts = Boolean(True), Int32(0)
+        if idx >= self.base:
+            i = Int32((idx - self.base) // self.step)
+            tile_idx, k_first, k_count, is_end, parts = piece_of(self.share, i, k_tiles, cutlass.min)
+        return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
 
 
-def stream_of(
-    num_tiles: Uint32,
-    clusters: Uint32,
-    cluster: Uint32,
-    k_tiles: Int32,
-    wanted_tiles: Int32,
-    wanted_clusters: Int32,
-    flags: cute.Pointer,
-    token: Int64,
-) -> Stream:
+def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int32, params: StreamParams) -> Stream:
     """No more tiles than there are or int32 can count the k tiles of, no more shares than there are clusters."""
-    tiles = cutlass.min(cutlass.min(wanted_tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
-    sharing = cutlass.min(wanted_clusters, Int32(clusters))
+    tiles = cutlass.min(cutlass.min(params.tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
+    sharing = cutlass.min(params.clusters, Int32(clusters))
     share = share_of(Int32(num_tiles), tiles, sharing, Int32(cluster), k_tiles, cutlass.min)
     whole = Uint32(share.first_tile) + (clusters - 1) - cluster  # of this cluster's whole tiles, `clusters` apart
-    return Stream(share, cluster + whole // clusters * clusters, clusters, flags, token)
+    return Stream(share, cluster + whole // clusters * clusters, clusters, params)
 
 
-@cute.jit
-def item_of(stream: Stream, idx: Uint32, k_tiles: Int32) -> Piece:
-    tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
-    is_end, parts = Boolean(True), Int32(0)
-    if idx >= stream.base:
-        i = Int32((idx - stream.base) // stream.step)
-        tile_idx, k_first, k_count, is_end, parts = piece_of(stream.share, i, k_tiles, cutlass.min)
-    return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A thread's access to the workspace: the `tidx`-th of all that have accumulators, in `group`, one of `groups`.
+    Where the walk has no stream, every piece is a whole tile, and there is nothing to do."""
 
+    walk: Walk
+    group: Any
+    groups: int
+    tidx: Int32
 
-@cute.jit
-def leave_part(
-    stream: Stream,
-    acc: cute.Tensor,
-    slot: Int32,
-    tidx: Int32,
-    group: Any,
-    groups: cutlass.Constexpr,
-    threads: cutlass.Constexpr,
-) -> None:
-    """A thread's accumulator -> the CTA's slot of the workspace; then the group's flag. `threads`: of all groups."""
-    own = part_at(stream, acc, slot, tidx, threads)
-    for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
-        cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])
-    cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
-    if group.is_store_warp:
-        with cute.arch.elect_one():
-            cute.arch.store(flag_at(stream, slot, group, groups), stream.token, sem="release", scope="gpu")
+    @cute.jit
+    def leave(self, acc: cute.Tensor) -> None:
+        """A piece of a tile whose end this cluster does not have: to the CTA's slot."""
+        if cutlass.const_expr(self.walk.stream is not None):
+            self._leave(cute.coalesce(acc))
 
+    @cute.jit
+    def add(self, acc: cute.Tensor, parts: Int32) -> None:
+        """The end of a tile that `parts` clusters before this one have begun: `acc` += what they left at the CTA's
+        place, in the order of k."""
+        if cutlass.const_expr(self.walk.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
+            if parts > 0:
+                self._add(cute.coalesce(acc), self._slot(self.walk.stream.share.cluster - parts), parts)
 
-@cute.jit
-def add_parts(
-    stream: Stream,
-    acc: cute.Tensor,
-    first_slot: Int32,
-    slot_step: cutlass.Constexpr,
-    parts: Int32,
-    tidx: Int32,
-    group: Any,
-    groups: cutlass.Constexpr,
-    threads: cutlass.Constexpr,
-) -> None:
-    """`acc` += what `parts` other CTAs left in their slots, once their flags are up; each lane looks at one of them."""
-    if group.is_store_warp:
-        i = Int32(cute.arch.lane_idx())
-        while i < parts:
-            flag = flag_at(stream, first_slot + i * slot_step, group, groups)
-            found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
-            while found != stream.token:
+    @cute.jit
+    def _leave(self, acc: cute.Tensor) -> None:
+        """A thread's accumulator -> the workspace; then the group's flag."""
+        slot = self._slot(self.walk.stream.share.cluster)
+        own = self._part_at(acc, slot)
+        for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
+            cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])
+        self.group.meet()
+        if self.group.is_store_warp:
+            with cute.arch.elect_one():
+                cute.arch.store(self._flag_at(slot), self.walk.stream.params.token, sem="release", scope="gpu")
+
+    @cute.jit
+    def _add(self, acc: cute.Tensor, first_slot: Int32, parts: Int32) -> None:
+        """Once their flags are up; each lane looks at one of them."""
+        slot_step = cutlass.const_expr(self.walk.tile.cluster_ctas)
+        if self.group.is_store_warp:
+            i = Int32(cute.arch.lane_idx())
+            while i < parts:
+                flag = self._flag_at(first_slot + i * slot_step)
                 found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
-            cute.arch.store(flag, Int64(0))
-            i += WARP_LANES
-        cute.arch.sync_warp()
-    cute.arch.barrier(barrier_id=group.barrier_id, number_of_threads=threads // groups)
-    count = cutlass.const_expr(math.gcd(cute.size(acc), LOADED_REGISTERS))
-    together = cutlass.const_expr(max(1, 2 * LOADED_REGISTERS // cute.size(acc)))
-    loaded = cute.make_rmem_tensor((count, together), acc.element_type)
-    for first in cutlass.range(0, parts, together, unroll=1):
-        for begin in cutlass.range_constexpr(0, cute.size(acc), count):
-            for j in cutlass.range_constexpr(together):  # the last part again where there are no more
-                part = cutlass.min(first + j, parts - 1)
-                own = part_at(stream, acc, first_slot + part * slot_step, tidx, threads)
-                for i in cutlass.range_constexpr(0, count, VECTOR):
-                    vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
-                    cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
-            for j in cutlass.range_constexpr(together):
-                is_part = first + j < parts
-                for i in cutlass.range_constexpr(count):
-                    acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
+                while found != self.walk.stream.params.token:
+                    found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+                cute.arch.store(flag, Int64(0))
+                i += WARP_LANES
+            cute.arch.sync_warp()
+        self.group.meet()
+        count = cutlass.const_expr(math.gcd(cute.size(acc), LOADED_REGISTERS))
+        together = cutlass.const_expr(max(1, 2 * LOADED_REGISTERS // cute.size(acc)))
+        loaded = cute.make_rmem_tensor((count, together), acc.element_type)
+        for first in cutlass.range(0, parts, together, unroll=1):
+            for begin in cutlass.range_constexpr(0, cute.size(acc), count):
+                for j in cutlass.range_constexpr(together):  # the last part again where there are no more
+                    part = cutlass.min(first + j, parts - 1)
+                    own = self._part_at(acc, first_slot + part * slot_step)
+                    for i in cutlass.range_constexpr(0, count, VECTOR):
+                        vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
+                        cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
+                for j in cutlass.range_constexpr(together):
+                    is_part = first + j < parts
+                    for i in cutlass.range_constexpr(count):
+                        acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
 
+    def _slot(self, cluster: Int32) -> Int32:
+        """Of the workspace: that of the CTA at this one's place in a cluster."""
+        return cluster * self.walk.tile.cluster_ctas + self.walk.y * self.walk.tile.cluster_m + self.walk.x
 
-def part_at(stream: Stream, acc: cute.Tensor, slot: Int32, tidx: Int32, threads: int) -> cute.Tensor:
-    """(VECTOR, vectors) of one thread in a slot of the workspace, behind the flags."""
-    vectors = cute.size(acc) // VECTOR
-    parts = cute.recast_ptr(stream.flags + FLAG_BYTES // 8, dtype=acc.element_type)
-    start = Int64(slot) * (vectors * threads * VECTOR) + Int64(tidx) * VECTOR
-    pointer = cute.make_ptr(acc.element_type, (parts + start).toint(), cute.AddressSpace.gmem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads)))
+    def _part_at(self, acc: cute.Tensor, slot: Int32) -> cute.Tensor:
+        """(VECTOR, vectors) of one thread in a slot of the workspace, behind the flags."""
+        vectors, threads = cute.size(acc) // VECTOR, self.groups * self.group.threads
+        parts = cute.recast_ptr(self.walk.stream.params.workspace + FLAG_BYTES // 8, dtype=acc.element_type)
+        start = Int64(slot) * (vectors * threads * VECTOR) + Int64(self.tidx) * VECTOR
+        pointer = cute.make_ptr(acc.element_type, (parts + start).toint(), cute.AddressSpace.gmem, assumed_align=16)
+        return cute.make_tensor(pointer, cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads)))
 
-
-def flag_at(stream: Stream, slot: Int32, group: Any, groups: int) -> cute.Pointer:
-    return stream.flags + (slot * groups + group.idx)
+    def _flag_at(self, slot: Int32) -> cute.Pointer:
+        return self.walk.stream.params.workspace + (slot * self.groups + self.group.idx)

@@ -1,0 +1,99 @@
+"""The boxes in which a result leaves, and a residual comes: their sizes, their place in shared memory, what moves them.
+
+Box (m, n, l) of a matrix has rows m * rows on and columns n * cols on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cutlass import cute
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from jax_bwgemm.kernels.row_store import Segments
+from jax_bwgemm.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows
+from jax_bwgemm.variant import Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+    """`groups` of warps store on their own, each through `buffers` of `rows` by `buffer_cols`; of as many columns are
+    its boxes, `cols`, but where warps store rows: these are `segments` of the buffers. `store`: "tma" or "threads"."""
+
+    dtype: Any
+    c_major: str
+    store: str
+    groups: int
+    buffers: int
+    rows: int
+    cols: int
+    buffer_cols: int
+    span_bytes: int
+    segments: Segments
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether warps store rows."""
+        return self.store == "threads" and self.c_major == "n"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.cols
+
+    def buffer_of(self, box: int) -> int:
+        """Of a tile's `box`-th box."""
+        return box % self.buffers
+
+    def layout(self, groups: int, buffers: int) -> Any:
+        """(groups * rows, buffer_cols, buffers); the rows of one group are contiguous."""
+        kind = f"{'K' if self.c_major == 'n' else 'MN'}_SW{self.span_bytes}"
+        atom = tcgen05.make_smem_layout_atom(getattr(tcgen05.SmemLayoutAtomKind, kind), self.dtype)
+        shape = (groups * self.rows, self.buffer_cols, buffers)
+        return cute.tile_to_shape(atom, shape, order=(0, 1, 2) if self.c_major == "n" else (1, 0, 2))
+
+    def own(self, buffers: cute.Tensor, group_idx: Any) -> cute.Tensor:
+        """A group's part of all groups' buffers: (rows, cols, buffer)."""
+        return cute.local_tile(buffers, self.shape, (group_idx, 0, None))
+
+    def store_atom(self, c: cute.Tensor) -> Any:
+        """What the kernel stores through: a TMA atom, or C's address."""
+        if self.store == "threads":
+            return c.iterator
+        return self._atom(cpasync.CopyBulkTensorTileS2GOp(), c)
+
+    def load_atom(self, r: cute.Tensor) -> cute.CopyAtom:
+        """What a residual is loaded through."""
+        return self._atom(cpasync.CopyBulkTensorTileG2SOp(), r)
+
+    def _atom(self, op: Any, matrix: cute.Tensor) -> cute.CopyAtom:
+        one = cute.slice_(self.layout(1, 1), (None, None, 0))
+        return cpasync.make_tiled_tma_atom(op, matrix, one, self.shape)[0]
+
+    def tma_parts(self, atom: cute.CopyAtom, own: cute.Tensor, matrix: cute.Tensor, at: Any) -> tuple[Any, Any]:
+        """A group's buffers (TMA, buffer), and box `at` of a matrix (TMA), as the atom moves them."""
+        box = cute.local_tile(matrix, self.shape, at)
+        smem, gmem = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(box, 0, 2)
+        )
+        return smem, gmem
+
+
+def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
+    """`has_interleaved_rows`: where a warp's fragment has rows r and r + 8, the result has neighbours."""
+    tile, target, out_dtype = variant.tile, variant.target, variant.out_dtype
+    buffer_cols = store_cols(tile, out_dtype, target)
+    rows, cols = segments(tile, out_dtype, target)
+    by_rows = variant.store == "threads" and variant.c_major == "n"
+    return Boxes(
+        dtype=dtype,
+        c_major=variant.c_major,
+        store=variant.store,
+        groups=store_groups(tile, target),
+        buffers=store_buffers(tile, out_dtype, target, variant.has_residual),
+        rows=store_rows(tile, target),
+        cols=cols if by_rows else buffer_cols,
+        buffer_cols=buffer_cols,
+        span_bytes=store_box(tile, out_dtype, variant.c_major, target)[0] * dtype.width // 8,
+        segments=Segments(rows, cols, dtype.width // 8, has_interleaved_rows),
+    )

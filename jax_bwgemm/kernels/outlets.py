@@ -1,0 +1,99 @@
+"""A store group's way out of its threads' registers, to the result. Here by TMA; `thread_outlets` has the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import cutlass
+from cutlass import Boolean, Int32, cute
+
+from jax_bwgemm.kernels import pipelines
+from jax_bwgemm.kernels.boxes import Boxes
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreGroup:
+    """Warps that store on their own: the `idx`-th group; `tidx` counts its `threads`, the store warp is its first."""
+
+    idx: Int32
+    tidx: Int32
+    threads: int
+    is_store_warp: Boolean
+    barrier_id: Int32
+
+    def meet(self) -> None:
+        cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=self.threads)
+
+
+def store_group(tidx: Int32, threads: int, first_barrier: int) -> StoreGroup:
+    """Of the `tidx`-th thread of those that store. Groups have named barriers from `first_barrier` on."""
+    idx = cute.arch.make_warp_uniform(tidx // threads)
+    own = tidx % threads
+    return StoreGroup(idx, own, threads, cute.arch.make_warp_uniform(own // 32) == 0, first_barrier + idx)
+
+
+class Outlet(Protocol):
+    """What every way out can do. `fragment`: the shape of a thread's registers with a box."""
+
+    @property
+    def boxes(self) -> Boxes: ...
+
+    @property
+    def fragment(self) -> Any: ...
+
+    def reclaim(self) -> None:
+        """Before a tile's first box: waits until the buffers have been read."""
+
+    def publish(self, rounded: cute.Tensor, at: Any, buffer: int) -> None:
+        """Registers -> a buffer -> the result's box `at` (m, n, l), by the whole group."""
+
+    def finish(self) -> None:
+        """Before the CTA may go: its shared memory is being read until then."""
+
+
+def round_box(values: cute.Tensor, outlet: Outlet) -> cute.Tensor:
+    rounded = cute.make_rmem_tensor(outlet.fragment, outlet.boxes.dtype)
+    rounded.store(values.load().to(outlet.boxes.dtype))
+    return rounded
+
+
+@dataclasses.dataclass(frozen=True)
+class TmaOutlet:
+    """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of sC, the group's buffers (rows, cols,
+    buffer); from there through `atom` to mC (m, n, l), by the store warp."""
+
+    boxes: Boxes
+    group: StoreGroup
+    r2s: Any
+    Rs: cute.Tensor
+    sC: cute.Tensor
+    atom: cute.CopyAtom
+    mC: cute.Tensor
+
+    @property
+    def fragment(self) -> Any:
+        return cute.shape(self.Rs)[:3]
+
+    @cute.jit
+    def reclaim(self) -> None:
+        if self.group.is_store_warp:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.group.meet()
+
+    @cute.jit
+    def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        cute.copy(self.r2s, rounded, self.Rs[None, None, None, buffer])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        if self.group.is_store_warp:  # so that after the barrier the next buffer may be written: its store read it
+            cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
+        self.group.meet()
+        if self.group.is_store_warp:
+            Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
+            cute.copy(self.atom, Cs[None, buffer], Cg)
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def finish(self) -> None:
+        if self.group.is_store_warp:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
