@@ -13,6 +13,10 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from jax_bwgemm.epilogue import ACTIVATIONS as NAMES
+from jax_bwgemm.epilogue import Epilogue, Node, chain, steps
+from jax_bwgemm.variant import Variant
+
 MAJORS = tuple(itertools.product("km", "nk"))
 DTYPES = {
     "bfloat16": ml_dtypes.bfloat16,
@@ -123,9 +127,35 @@ class Case:
         return np.imag(ACTIVATIONS[self.activation](x + 1j * step)) / step
 
     @property
+    def epilogue(self) -> Epilogue:
+        found = chain(self.alpha, self.has_bias, self.activation, self.has_residual)
+        return found if self.c_major == "n" else found.transposed
+
+    @property
     def bound(self) -> float:
         """Of the relative error: the result's rounding, or its operands' to TF32."""
         return max(BOUNDS[self.out_dtype], TF32_BOUND if self.dtype == "float32" else 0.0)
+
+
+GATES = ("gelu", "silu")  # x * sigmoid(...)
+
+
+def fused(kind: str, c_major: str = "n") -> Node:
+    """The expression of "scale_bias_relu_residual", "identity" and the like, for a result of this major."""
+    parts = kind.split("_")
+    name = "_".join(part for part in parts if part not in ("scale", "bias", "residual", "identity")) or None
+    found = chain(0.5 if "scale" in parts else 1.0, "bias" in parts, name, "residual" in parts)
+    assert found.kind == kind
+    return found.out if c_major == "n" else found.transposed.out
+
+
+def has(variant: Variant, role: str) -> bool:
+    """Whether its epilogue reads `role`."""
+    return role in (*(x.role for x in variant.steps.operands), *dict(variant.steps.scalars))
+
+
+def activation_of(variant: Variant) -> str | None:
+    return next((step.op for step in steps(variant.epilogue) or () if step.op in NAMES), None)
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -15,7 +15,7 @@ import jax_bwgemm
 from jax_bwgemm import artifacts, measured
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.decision import decide, kernels, measurements
-from jax_bwgemm.epilogue import chain
+from jax_bwgemm.epilogue import Epilogue, chain
 from jax_bwgemm.measured import CUBIN_DIGITS, Record, Table, Time
 from jax_bwgemm.plan import Plan, candidates, plan
 from jax_bwgemm.problem import Problem

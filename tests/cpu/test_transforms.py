@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 import jax_bwgemm
 from jax_bwgemm.config import Config
 from jax_bwgemm.primitive import fused_product, product
-from jax_bwgemm.problem import GATES
 from tests import cases
+from tests.cases import GATES
 
 pytestmark = pytest.mark.usefixtures("quiet")
 BF16, F32 = jnp.bfloat16, jnp.float32

@@ -22,7 +22,7 @@ from jax_bwgemm.kernels.compile import compile_variant
 from jax_bwgemm.shipped import SHIPPED_TILES
 from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant, why_not_variant
-from tests.cases import Case, check_case
+from tests.cases import Case, check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 
@@ -85,7 +85,8 @@ def main() -> int:
     for tile in tiles:
         own = dataclasses.replace(tile, k_tile=k_tile(args.dtype))
         dtypes = args.dtype, args.b_dtype or args.dtype, args.out
-        variant = Variant(args.target, *dtypes, *args.majors[:2], own, args.epilogue, args.majors[2], args.store)
+        node = fused(args.epilogue, args.majors[2])
+        variant = Variant(args.target, *dtypes, *args.majors[:2], own, node, args.majors[2], args.store)
         results.append(check(variant, (m, n, k), args.seeds))
     return 0 if all(results) else 1
 

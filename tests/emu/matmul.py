@@ -14,7 +14,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.problem import DTYPE_SHORT
 from jax_bwgemm.tile import Tile, workspace_bytes
 from jax_bwgemm.variant import Variant
-from tests.cases import Case
+from tests.cases import Case, activation_of, has
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
 TOKEN = 0x0123456789ABCDEF  # of a raised flag
@@ -148,9 +148,9 @@ def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch:
         variant.b_major,
         a_batch,
         b_batch,
-        0.5 if "scale" in variant.epilogue else 1.0,
-        "bias" in variant.epilogue,
-        variant.activation,
+        0.5 if has(variant, "alpha") else 1.0,
+        has(variant, "bias"),
+        activation_of(variant),
         variant.b_dtype,
         variant.c_major,
         variant.has_residual,

@@ -8,6 +8,7 @@ import pytest
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant
+from tests.cases import fused
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
@@ -20,7 +21,9 @@ BF16, F32, E4M3 = "bfloat16", "float32", "float8_e4m3fn"
 def variant(target: str, tile: Tile, epilogue: str, majors: str = "mk", dtype: str = BF16, **more: str) -> Variant:
     own = Tile(**vars(tile) | {"k_tile": k_tile(dtype)})
     out = more.pop("out", dtype)
-    return Variant(target, dtype, dtype, out, majors[0], majors[1], own, epilogue, "m", more.pop("store", "tma"))
+    return Variant(
+        target, dtype, dtype, out, majors[0], majors[1], own, fused(epilogue, "m"), "m", more.pop("store", "tma")
+    )
 
 
 VARIANTS = [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
+from jax_bwgemm.epilogue import ACC, label
 from jax_bwgemm.variant import Variant
 from tests.cases import Case, check_case
 from tests.emu.matmul import case_of, run_matmul
@@ -25,10 +26,10 @@ Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 def hopper_sample() -> list[Variant]:
     """Each tile, majors and dtypes in turn; then each epilogue once."""
-    plain = [v for v in variants("sm_90a") if v.epilogue == "identity"]
+    plain = [v for v in variants("sm_90a") if v.epilogue == ACC]
     tiles = list(dict.fromkeys(v.tile for v in plain))
     of_tile = [[v for v in plain if v.tile == tile] for tile in tiles]
-    fused = {v.epilogue: v for v in variants("sm_90a") if v.epilogue != "identity"}
+    fused = {label(v.epilogue): v for v in variants("sm_90a") if v.epilogue != ACC}
     return [own[5 * i % len(own)] for i, own in enumerate(of_tile)] + list(fused.values())
 
 

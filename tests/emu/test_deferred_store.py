@@ -12,7 +12,7 @@ from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.tile import Tile, defers_store, store_box_bytes
 from jax_bwgemm.variant import Variant
-from tests.cases import check_case
+from tests.cases import check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
@@ -24,7 +24,7 @@ BF16, F32, E4M3 = "bfloat16", "float32", "float8_e4m3fn"
 
 
 def variant(tile: Tile, out: str = BF16, epilogue: str = "identity", c_major: str = "n") -> Variant:
-    return Variant("sm_90a", BF16, BF16, out, "k", "n", tile, epilogue, c_major)
+    return Variant("sm_90a", BF16, BF16, out, "k", "n", tile, fused(epilogue, c_major), c_major)
 
 
 FORMS = {  # and the boxes of a warpgroup's tile

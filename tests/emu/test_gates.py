@@ -11,7 +11,7 @@ from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.tile import Tile, k_tile
 from jax_bwgemm.variant import Variant
-from tests.cases import ACTIVATIONS, DTYPES, gate_error
+from tests.cases import ACTIVATIONS, DTYPES, activation_of, fused, gate_error, has
 from tests.emu.matmul import Facts, run_matmul
 from tests.emu.test_hopper import kernel as compiled_kernel
 
@@ -28,7 +28,7 @@ SUBNORMAL = {BF16: 0.0, F16: 2.0**-25, F32: 0.0, E4M3: 2.0**-10}  # half of the 
 
 
 def variant(target: str, tile: Tile, epilogue: str, dtype: str, out: str | None = None, store: str = "tma") -> Variant:
-    return Variant(target, dtype, dtype, out or dtype, "k", "k", tile, epilogue, "n", store)
+    return Variant(target, dtype, dtype, out or dtype, "k", "k", tile, fused(epilogue), "n", store)
 
 
 FORMS = [
@@ -56,7 +56,7 @@ def operands(of: Variant, m: int, n: int, seed: int) -> tuple[np.ndarray, np.nda
     a[0, :, 17] = rng.standard_normal(m) * 2.0 ** rng.integers(-12, 12, m)
     b[0, :, 17] = rng.uniform(0.5, 2.0, n) * rng.choice((-1, 1), n)
     a, b = (x.astype(DTYPES[BF16]).astype(DTYPES[of.a_dtype]) for x in (a, b))  # TF32 has its bits, too
-    return a, b, rng.standard_normal(n).astype(DTYPES[of.out_dtype]) if "bias" in of.epilogue else None
+    return a, b, rng.standard_normal(n).astype(DTYPES[of.out_dtype]) if has(of, "bias") else None
 
 
 @pytest.mark.parametrize("of", FORMS, ids=lambda of: of.name)
@@ -65,12 +65,13 @@ def test_every_element(of: Variant) -> None:
     a, b, bias = operands(of, m, n, seed=len(of.name))
     x = a.astype(np.float64) @ b.astype(np.float64).swapaxes(1, 2)
     x, sum_error = (x, 0.0) if bias is None else (x + bias.astype(np.float64), 2.0**-23 * (np.abs(x) + np.abs(bias)))
-    assert of.activation is not None
-    want = ACTIVATIONS[of.activation](x)
+    activation = activation_of(of)
+    assert activation is not None
+    want = ACTIVATIONS[activation](x)
     if of.out_dtype == E4M3:
         want = np.clip(want, -448, 448)
     exact = HALF_ULP[of.out_dtype] * np.abs(want) + SUBNORMAL[of.out_dtype]
-    bound = exact + (1 + HALF_ULP[of.out_dtype]) * (gate_error(x, of.activation, of.out_dtype) + sum_error)
+    bound = exact + (1 + HALF_ULP[of.out_dtype]) * (gate_error(x, activation, of.out_dtype) + sum_error)
     for schedule in Schedule.standard(1)[::2]:
         got, _ = run_matmul(*kernel(of), a, b, 1.0, bias, schedule=schedule, strict_tmem_wait=True)
         wrong = ~(np.abs(got.astype(np.float64) - want) <= bound)

@@ -12,6 +12,7 @@ import pytest
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, why_not_variant
+from tests.cases import fused
 from tests.emu.matmul import facts_of
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
@@ -28,7 +29,8 @@ SPLIT = Tile(128, 64, cluster_k=2)
 
 
 def variant(tile: Tile, dtypes: tuple[str, str, str] = BF16, majors: str = "knn", **more: str) -> Variant:
-    return Variant("sm_90a", *dtypes, majors[0], majors[1], tile, c_major=majors[2], **more)
+    node = fused(more.pop("epilogue", "identity"), majors[2])
+    return Variant("sm_90a", *dtypes, majors[0], majors[1], tile, node, majors[2], **more)
 
 
 VARIANTS = [

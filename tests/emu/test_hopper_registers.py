@@ -14,6 +14,7 @@ from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.syntax import Mem, Reg
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
+from tests.cases import fused
 from tests.emu.matmul import facts_of, run_matmul
 from tests.emu.test_hopper import kernel, shapes
 
@@ -32,7 +33,8 @@ E4M3, E5M2, BF16 = "float8_e4m3fn", "float8_e5m2", "bfloat16"
 def variant(
     tile: Tile, majors: str = "mkm", out: str = F32, dtypes: tuple[str, str] = (F32, F32), **more: str
 ) -> Variant:
-    return Variant("sm_90a", *dtypes, out, majors[0], majors[1], tile, c_major=majors[2], **more)
+    node = fused(more.pop("epilogue", "identity"), majors[2])
+    return Variant("sm_90a", *dtypes, out, majors[0], majors[1], tile, node, majors[2], **more)
 
 
 def of_bytes(tile: Tile, majors: str, out: str, a: str = E4M3, b: str = E4M3, **more: str) -> Variant:

@@ -11,7 +11,7 @@ from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.tile import Tile, k_tile, store_box_bytes, store_boxes, store_buffers
 from jax_bwgemm.variant import Variant
-from tests.cases import check_case
+from tests.cases import check_case, fused
 from tests.emu import sites
 from tests.emu.edits import At, Edit, drop, move, mutated, number
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
@@ -28,7 +28,7 @@ PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 
 def variant(tile: Tile, out: str = BF16, epilogue: str = "residual", majors: str = "knn", dtype: str = BF16) -> Variant:
     own = Tile.from_str(str(tile).replace("x64_", f"x{k_tile(dtype)}_"))
-    return Variant("sm_90a", dtype, dtype, out, majors[0], majors[1], own, epilogue, majors[2])
+    return Variant("sm_90a", dtype, dtype, out, majors[0], majors[1], own, fused(epilogue, majors[2]), majors[2])
 
 
 FORMS = {  # and the boxes of a warpgroup's tile, and how many of them it has buffers for

@@ -15,7 +15,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.shipped import SHIPPED_TILES
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
-from tests.cases import Case, check_case
+from tests.cases import Case, check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
@@ -53,7 +53,7 @@ FORMS = [("kn", "bfloat16", "identity"), ("mk", "float32", "identity"), ("kk", "
 def kernel(
     target: str, tile: Tile, majors: str = "kn", out: str = "bfloat16", epilogue: str = "identity"
 ) -> tuple[Variant, Module, Facts]:
-    variant = Variant(target, "bfloat16", "bfloat16", out, majors[0], majors[1], tile, epilogue)
+    variant = Variant(target, "bfloat16", "bfloat16", out, majors[0], majors[1], tile, fused(epilogue))
     return variant, *compiled(variant)
 
 

@@ -11,6 +11,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.problem import DTYPE_BYTES
 from jax_bwgemm.tile import Tile, segments
 from jax_bwgemm.variant import Variant
+from tests.cases import fused
 from tests.emu.matmul import Facts, case_of
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
@@ -24,7 +25,8 @@ FP8 = ("float8_e4m3fn", "float8_e4m3fn", "float8_e4m3fn")
 
 
 def variant(target: str, tile: Tile, dtypes: tuple[str, str, str] = BF16, a_major: str = "k", **more: str) -> Variant:
-    return Variant(target, *dtypes, a_major, "k", tile, store="threads", **more)
+    node = fused(more.pop("epilogue", "identity"), more.get("c_major", "n"))
+    return Variant(target, *dtypes, a_major, "k", tile, node, store="threads", **more)
 
 
 VARIANTS = [

@@ -12,7 +12,7 @@ from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.tile import FLAG_BYTES, Tile
 from jax_bwgemm.variant import Variant
-from tests.cases import DTYPES, Case, check_case
+from tests.cases import DTYPES, Case, check_case, fused
 from tests.emu.matmul import TOKEN, Facts, case_of, poisoned_workspace, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
@@ -36,7 +36,7 @@ def kernel(
     tile: Tile, out: str = F32, epilogue: str = "identity", store: str = "tma", c_major: str = "n", dtype: str = BF16
 ) -> tuple[Variant, Module, Facts]:
     majors = ("k", "n") if dtype == BF16 else ("k", "k")
-    variant = Variant("sm_90a", dtype, dtype, out, *majors, tile, epilogue, c_major, store)
+    variant = Variant("sm_90a", dtype, dtype, out, *majors, tile, fused(epilogue, c_major), c_major, store)
     return variant, *compiled(variant)
 
 

@@ -14,10 +14,9 @@ import pytest
 from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Problem
 from jax_bwgemm.variant import Variant
-from tests.cases import Case, gate_error
+from tests.cases import GATES, Case, activation_of, gate_error
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.shipped import facts as facts_of
 from tests.emu.shipped import module, variants, why_missing
@@ -45,9 +44,20 @@ def shape_of(v: Variant) -> tuple[int, int, int]:
 def on_gpu(v: Variant, case: Case, *operands: np.ndarray | None) -> np.ndarray:
     entry = artifacts.find(v)
     assert not isinstance(entry, str) and isinstance(ARCH, Arch)
-    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
-        case.m, case.n, case.k, 1, v.a_dtype, v.b_dtype, v.out_dtype, v.a_major, v.b_major, 1, 1, epilogue, v.c_major
+        case.m,
+        case.n,
+        case.k,
+        1,
+        v.a_dtype,
+        v.b_dtype,
+        v.out_dtype,
+        v.a_major,
+        v.b_major,
+        1,
+        1,
+        case.epilogue,
+        v.c_major,
     )
     out = np.asarray(jax.jit(forced(entry, problem, ARCH))(*(x for x in operands if x is not None)))
     return out if v.c_major == "n" else out.swapaxes(1, 2)
@@ -77,7 +87,7 @@ def test_hardware_and_emulator_agree(v: Variant) -> None:
     whole = [integers(x) for x in inputs]
     hardware = on_gpu(v, case, *whole)
     emulator, _ = run_matmul(kernel, launch, whole[0], whole[1], case.alpha, whole[2], whole[3], 1)
-    is_gated = v.activation in GATES
+    is_gated = activation_of(v) in GATES
     assert is_gated or np.array_equal(_bytes(hardware), _bytes(emulator))
     if v.out_dtype == "int32":
         return
@@ -89,7 +99,7 @@ def test_hardware_and_emulator_agree(v: Variant) -> None:
     largest = np.max(np.abs(case.reference(*inputs)))
     loss = steps * rounding * largest
     if is_gated:  # whose argument may be about as far below zero as above
-        loss += 2 * float(gate_error(largest, v.activation, v.out_dtype))
+        loss += 2 * float(gate_error(largest, activation_of(v), v.out_dtype))
     apart = np.abs(hardware.astype(np.float64) - emulator.astype(np.float64))
     worst = float(np.max(apart / (np.maximum(ulp(hardware), ulp(emulator)) + loss)))
     assert worst <= 1.0, f"{worst:.2f} times the bound"

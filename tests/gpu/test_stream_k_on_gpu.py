@@ -11,17 +11,15 @@ import pytest
 
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.epilogue import chain
+from jax_bwgemm.epilogue import ACC
 from jax_bwgemm.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.streams import Stream
-from tests.cases import Case, check_case
+from tests.cases import Case, activation_of, check_case, has
 from tests.gpu.forced import forced
 from tests.gpu.test_variants import ENTRIES
 
 STREAMED = [entry for entry in ENTRIES if entry.variant.tile.stream_k]
-PLAIN = [
-    e for e in STREAMED if (e.variant.a_dtype, e.variant.epilogue, e.variant.store) == ("bfloat16", "identity", "tma")
-]
+PLAIN = [e for e in STREAMED if (e.variant.a_dtype, e.variant.epilogue, e.variant.store) == ("bfloat16", ACC, "tma")]
 pytestmark = pytest.mark.skipif(not STREAMED, reason="no kernel of this GPU's target shares tiles")
 
 
@@ -31,16 +29,15 @@ def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int =
     return Case(
         tiles_m * tile.cluster_m * tile.cta_m - step, tiles_n * tile.cluster_n * tile.mma_n - step,
         k_tiles * tile.k_tile - step, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
-        batch, 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
+        batch, 1, 1.5 if has(variant, "alpha") else 1.0, has(variant, "bias"),
+        activation_of(variant), variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
 
 
 def problem_of(case: Case) -> Problem:
-    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     return Problem(
         case.m, case.n, case.k, case.batch, case.dtype, case.b_dtype or case.dtype, case.out_dtype, case.a_major,
-        case.b_major, case.a_batch, case.b_batch, epilogue, case.c_major,
+        case.b_major, case.a_batch, case.b_batch, case.epilogue, case.c_major,
     )  # fmt: skip
 
 

@@ -17,11 +17,10 @@ from jax_bwgemm import artifacts
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry, Manifest
 from jax_bwgemm.decision import target_arch
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, GATES, Problem
+from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Problem
 from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.variant import Variant
-from tests.cases import Case, gate_error
+from tests.cases import GATES, Case, activation_of, gate_error, has
 from tests.gpu.forced import forced
 
 ARCH = target_arch(None)
@@ -111,13 +110,12 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     variant, (m, n, k, batch) = entry.variant, shape
     case = Case(
         m, n, k, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
-        batch, batch if seed % 2 else 1, 1.5 if "scale" in variant.epilogue else 1.0, "bias" in variant.epilogue,
-        variant.activation, variant.b_dtype, variant.c_major, variant.has_residual,
+        batch, batch if seed % 2 else 1, 1.5 if has(variant, "alpha") else 1.0, has(variant, "bias"),
+        activation_of(variant), variant.b_dtype, variant.c_major, variant.has_residual,
     )  # fmt: skip
-    epilogue = chain(case.alpha, case.has_bias, case.activation, case.has_residual)
     problem = Problem(
         m, n, k, batch, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
-        case.a_batch, case.b_batch, epilogue, variant.c_major,
+        case.a_batch, case.b_batch, case.epilogue, variant.c_major,
     )  # fmt: skip
     product = forced(entry, problem, ARCH)
 
@@ -138,9 +136,9 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     per_mma = MMA_K_BYTES // DTYPE_BYTES[variant.a_dtype]
     rounding = FP8_MMA_ROUNDING if variant.a_dtype in FP8_DTYPES else MMA_ROUNDING
     summed, steepest, gate_errors = expected, 1.0, 0.0
-    if variant.activation in GATES:
+    if activation_of(variant) in GATES:
         summed = dataclasses.replace(case, activation=None).reference(a, b, bias)
-        steepest, gate_errors = 1.13, gate_error(summed, variant.activation, variant.out_dtype)  # gelu's slope
+        steepest, gate_errors = 1.13, gate_error(summed, activation_of(variant), variant.out_dtype)  # gelu's slope
     accumulation = 0.0 if variant.out_dtype == "int32" else -(-k // per_mma) * rounding * np.max(np.abs(summed))
     bound = HALF_ULP[variant.out_dtype] * np.abs(expected) + SUBNORMAL.get(variant.out_dtype, 0.0)
     bound += steepest * accumulation + (1 + HALF_ULP[variant.out_dtype]) * gate_errors
