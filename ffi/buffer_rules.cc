@@ -75,8 +75,8 @@ Status CheckSizesAreThere(const BufferRules& rules) {
   const auto result = std::find_if(rules.all.begin(), rules.all.end(), [](const auto& rule) { return rule.is_result; });
   for (Extent extent : {Extent::kBatch, Extent::kM, Extent::kN}) {
     if (result != rules.all.end() && Has(*result, extent)) continue;
-    return InvalidArgument("`buffers` requires a first result of l, m and n, got none with ",
-                           static_cast<char>(extent), kRemedy);
+    return InvalidArgument("`buffers` requires a first result of l, m and n, got none with ", static_cast<char>(extent),
+                           kRemedy);
   }
   if (std::any_of(rules.all.begin(), result, [](const auto& rule) { return Has(rule, Extent::kK); })) return {};
   return InvalidArgument("`buffers` requires an operand with k, got none", kRemedy);
@@ -139,8 +139,8 @@ Status ReadTensorMaps(const Attributes& attrs, BufferRules* rules) {
       return InvalidArgument("`tensor_maps` requires texts such as 0:bf16[64,128,1]/128/16, got ", word, kRemedy);
     }
     if (map.buffer < 0 || map.buffer >= static_cast<int32_t>(rules->all.size()) || rules->TensorMapOf(map.buffer)) {
-      return InvalidArgument("`tensor_maps` requires each buffer of 0..", rules->all.size() - 1,
-                             " at most once, got ", map.buffer, kRemedy);
+      return InvalidArgument("`tensor_maps` requires each buffer of 0..", rules->all.size() - 1, " at most once, got ",
+                             map.buffer, kRemedy);
     }
     JBW_RETURN_IF_ERROR(CheckTensorMap(map, rules->all[static_cast<size_t>(map.buffer)]));
     rules->tensor_maps.push_back(map);

@@ -31,7 +31,7 @@ JBW_EXPORT void jbw_struct_bytes(size_t* attribute, size_t* buffer, size_t* plan
 JBW_EXPORT void jbw_set_artifact_dirs(const char* const* directories, size_t count);
 JBW_EXPORT int jbw_launch_plan(const JbwAttributes* attributes, const JbwBuffers* buffers, int32_t max_active_clusters,
                                uint64_t token, JbwLaunchPlan* plan, char* error, size_t error_bytes);
-JBW_EXPORT void jbw_sha256(const void* data, size_t bytes, char* hex);  // 64 digits and a NUL
+JBW_EXPORT void jbw_sha256(const void* data, size_t bytes, char* hex);       // 64 digits and a NUL
 JBW_EXPORT void jbw_tokens(uint64_t first, uint64_t* tokens, size_t count);  // of a source that starts at `first`
 
 JBW_EXPORT uint64_t jbw_execute_count();

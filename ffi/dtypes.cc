@@ -24,12 +24,12 @@ constexpr DtypeFacts kDtypes[] = {
 };
 
 constexpr MapElement kMapElements[] = {
-    {"u8", cuda::kTensorMapUint8, 1},      // whatever has one byte
-    {"s32", cuda::kTensorMapInt32, 4},     //
-    {"f16", cuda::kTensorMapFloat16, 2},   //
-    {"bf16", cuda::kTensorMapBfloat16, 2}, //
-    {"f32", cuda::kTensorMapFloat32, 4},   //
-    {"tf32", cuda::kTensorMapTfloat32, 4}, // float32, which TMA rounds on its way
+    {"u8", cuda::kTensorMapUint8, 1},       // whatever has one byte
+    {"s32", cuda::kTensorMapInt32, 4},      //
+    {"f16", cuda::kTensorMapFloat16, 2},    //
+    {"bf16", cuda::kTensorMapBfloat16, 2},  //
+    {"f32", cuda::kTensorMapFloat32, 4},    //
+    {"tf32", cuda::kTensorMapTfloat32, 4},  // float32, which TMA rounds on its way
 };
 
 const DtypeFacts* Find(int32_t dtype) {

@@ -52,8 +52,7 @@ JBW_EXPORT const void* jbw_matmul_type_info();
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_instantiate, jbw::InstantiateStage<jbw::Call>, jbw::BindInstantiate());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_initialize, jbw::InitializeStage<jbw::Call>,
-                              jbw::BindInitialize<jbw::Call>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_initialize, jbw::InitializeStage<jbw::Call>, jbw::BindInitialize<jbw::Call>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_matmul_execute, jbw::ExecuteStage,
                               ffi::Ffi::Bind()

@@ -75,8 +75,7 @@ Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Size
   }
   plan->num_cluster_tiles = tiles_mn * sizes.batch;
   int64_t num_clusters;
-  JBW_RETURN_IF_ERROR(
-      CountClusters(geometry, workspace, max_active_clusters, plan->num_cluster_tiles, &num_clusters));
+  JBW_RETURN_IF_ERROR(CountClusters(geometry, workspace, max_active_clusters, plan->num_cluster_tiles, &num_clusters));
   plan->grid[0] = plan->cluster[0] = static_cast<uint32_t>(geometry.cluster_m);
   plan->grid[1] = plan->cluster[1] = static_cast<uint32_t>(geometry.cluster_n);
   plan->cluster[2] = static_cast<uint32_t>(geometry.cluster_k);
@@ -137,8 +136,8 @@ Status MakeLaunchPlan(const LaunchRequest& request, const JbwBuffers& buffers, c
   *plan = {};
   Sizes sizes;
   JBW_RETURN_IF_ERROR(ReadSizes(request.rules, buffers, &sizes));
-  JBW_RETURN_IF_ERROR(PlanGrid(request.geometry, FindWorkspace(request.rules, buffers), sizes,
-                               context.max_active_clusters, plan));
+  JBW_RETURN_IF_ERROR(
+      PlanGrid(request.geometry, FindWorkspace(request.rules, buffers), sizes, context.max_active_clusters, plan));
   JBW_RETURN_IF_ERROR(PlanBuffers(request, buffers, plan));
   plan->param_bytes = request.leaves.bytes;
   for (const Leaf& leaf : request.leaves.all) plan->param_offsets[plan->num_params++] = leaf.offset;

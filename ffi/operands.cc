@@ -26,8 +26,8 @@ Status CheckType(const BufferRule& rule, const JbwBuffer& buffer) {
     return InvalidArgument("`", rule.role, "` requires rank ", rank, ", got rank ", buffer.rank, " ", Shape(buffer));
   }
   if (buffer.dtype == rule.dtype) return {};
-  return InvalidArgument("`", rule.role, "` requires ", DtypeName(rule.dtype), ", for which the kernel is compiled, got ",
-                         DtypeName(buffer.dtype), ": cast it first");
+  return InvalidArgument("`", rule.role, "` requires ", DtypeName(rule.dtype),
+                         ", for which the kernel is compiled, got ", DtypeName(buffer.dtype), ": cast it first");
 }
 
 Status CheckSize(const char* name, int64_t size) {

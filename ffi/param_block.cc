@@ -17,8 +17,8 @@ struct SourceFacts {
 };
 
 constexpr SourceFacts kSources[] = {
-    {Source::kTensorMap, "tma", 128, 64}, {Source::kPointer, "ptr", 8, 8},  {Source::kSize, "size", 4, 4},
-    {Source::kStep, "step", 4, 4},        {Source::kInt, "int", 4, 4},      {Source::kFloat, "float", 4, 4},
+    {Source::kTensorMap, "tma", 128, 64}, {Source::kPointer, "ptr", 8, 8}, {Source::kSize, "size", 4, 4},
+    {Source::kStep, "step", 4, 4},        {Source::kInt, "int", 4, 4},     {Source::kFloat, "float", 4, 4},
     {Source::kL2Policy, "l2", 8, 8},      {Source::kToken, "token", 8, 8},
 };
 

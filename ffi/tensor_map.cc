@@ -9,8 +9,8 @@ int SwizzleCode(const JbwTensorMapSpec& spec) {
   return spec.swizzle_atom_bytes == 32 ? cuda::kSwizzle128Atom32 : cuda::kSwizzle128;
 }
 
-Status EncodeError(const cuda::Driver& driver, const JbwTensorMapSpec& spec, const std::string& role, const void* address,
-                   cuda::Result result) {
+Status EncodeError(const cuda::Driver& driver, const JbwTensorMapSpec& spec, const std::string& role,
+                   const void* address, cuda::Result result) {
   return Internal("the tensor map of `", role, "` requires legal arguments, got ", driver.ErrorText(result),
                   " for address ", address, ", sizes (", spec.dims[0], ", ", spec.dims[1], ", ", spec.dims[2],
                   "), strides (", spec.stride_bytes[0], ", ", spec.stride_bytes[1], ") bytes, box (", spec.box[0], ", ",

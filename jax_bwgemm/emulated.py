@@ -27,6 +27,7 @@ from jax_bwgemm.repack import Shape
 
 _POISON = -0x21524111  # of an integer result, 0xDEADBEEF
 _TOKEN = 0x5EED_F1A6_5EED_F1A6  # of raised flags
+_NAMES = {"out": "c", "residual": "r"}  # of buffers in counters, timelines and faults; others are called by their role
 _records: list[list[Run]] = []
 
 
@@ -80,19 +81,14 @@ class Kernel:
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
         """The first result, which starts poisoned, and the counters. Options are `emulator.run`'s."""
-        results, counters = self.run_all(*operands, **options)
-        return results[0], counters
-
-    def run_all(self, *operands: Any, **options: Any) -> tuple[list[np.ndarray], Counters]:
-        """The same with every result."""
         rules, asked = self.entry.recipe.operands, self.request.operands
         arrays = [_padded(*operand) for operand in zip(operands, asked, rules, strict=True)]
         results = [_poisoned(array) for array in self.request.results]
         memory = Memory()
-        roles = [buffer.role for buffer in self.entry.recipe.buffers]
-        registered = zip(roles, (*arrays, *results), strict=True)
-        launch = self._launch([memory.register(array, role) for role, array in registered])
-        return results, run(self.module, launch, memory, **options)
+        named = zip(map(_name, self.entry.recipe.buffers), (*arrays, *results), strict=True)
+        launch = self._launch([memory.register(array, name) for name, array in named])
+        counters = run(self.module, launch, memory, **options)
+        return results[0], counters
 
     def _launch(self, addresses: list[int]) -> Launch:
         plan, own, block = self.plan, self.entry.recipe, self.plan.param_block
@@ -102,7 +98,7 @@ class Kernel:
             if use.pointer_offset >= 0:
                 leaves[use.pointer_offset] = address
             if use.map_offset >= 0:
-                leaves[use.map_offset] = _tensor_map(use.map, maps[i], address, own.buffers[i].role)
+                leaves[use.map_offset] = _tensor_map(use.map, maps[i], address, _name(own.buffers[i]))
         params = tuple(leaves[offset] for offset in plan.param_offsets)
         grid, threads, cluster = ((x, y, z) for x, y, z in (plan.grid, plan.block, plan.cluster))
         return Launch(grid, threads, params, cluster, plan.smem_bytes, self.entry.entry)
@@ -165,6 +161,10 @@ def _module(path: pathlib.Path, mtime_ns: int) -> Module:
         return parse(gzip.decompress(path.read_bytes()).decode())
     except (OSError, EOFError, UnicodeDecodeError, EmulatorError) as error:
         raise ValueError(f"{path} requires PTX that the emulator can read, got {error}; {artifacts.REMEDY}") from error
+
+
+def _name(buffer: recipe.Buffer) -> str:
+    return _NAMES.get(buffer.role, buffer.role)
 
 
 def _padded(operand: Any, asked: Array, rule: recipe.Buffer) -> np.ndarray:

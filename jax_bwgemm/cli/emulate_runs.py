@@ -141,7 +141,7 @@ def _show_counts(counters: Counters) -> None:
         ("barrier waits", f"{counters.barrier_waits:,}"),
     ]
     loads, stores = counters.tma_load_bytes, counters.tma_store_bytes
-    for operand, verb, by_cta in (("a", "loads", loads), ("b", "loads", loads), ("out", "stores", stores)):
+    for operand, verb, by_cta in (("a", "loads", loads), ("b", "loads", loads), ("c", "stores", stores)):
         per_cta = [size for (name, _), size in by_cta.items() if name == operand] or [0]
         rows.append((f"bytes of {operand} that TMA {verb} per CTA", _range(min(per_cta), max(per_cta))))
     show_table("one launch", ("", "count"), rows)
@@ -166,9 +166,9 @@ def show_counts(kernel: Kernel, counters: Counters) -> None:
 def _counts(counters: Counters) -> dict[str, collections.Counter[int]]:
     """By CTA."""
     by_operand = {
-        "bytes of {} that TMA loads": (counters.tma_load_bytes, ("a", "b")),
-        "bytes of {} that arrive": (counters.tma_delivered_bytes, ("a", "b")),
-        "bytes of {} that TMA stores": (counters.tma_store_bytes, ("out",)),
+        "bytes of {} that TMA loads": (counters.tma_load_bytes, "ab"),
+        "bytes of {} that arrive": (counters.tma_delivered_bytes, "ab"),
+        "bytes of {} that TMA stores": (counters.tma_store_bytes, "c"),
     }
     rows = {
         text.format(operand): collections.Counter({cta: size for (name, cta), size in found.items() if name == operand})

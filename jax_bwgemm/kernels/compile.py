@@ -34,13 +34,13 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
         cubin=artifacts.CUBIN,
         ptx=artifacts.PTX,
         entry=next(iter(compiled.kernel_info)),
-        params=tuple((source, leaf_bytes(source)) for source in _sources(variant, gemm)),
+        params=params(variant, gemm),
         num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
         smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
         num_stages=gemm.stages,
         tmem_cols=tmem_cols(variant.tile) if family_of(variant.target).sums_in_tmem else 0,
         buffers=buffers(variant),
-        tensor_maps=_checked_maps(variant, gemm.tma_boxes),
+        tensor_maps=checked_maps(variant, gemm.tma_boxes),
     )
 
 
@@ -63,15 +63,16 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)
 
 
-def _sources(variant: Variant, gemm: Any) -> tuple[str, ...]:
-    """Of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
+def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
+    """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
     at = places(variant)
     out = f"tma:{at['out']}" if variant.store == "tma" else f"ptr:{at['out']}"
     residual = [f"tma:{at['residual']}"] if variant.has_residual else []
     stream = STREAM_PARAMS if variant.tile.stream_k else ()
     named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
-    return f"tma:{at['a']}", f"tma:{at['b']}", out, *residual, *named, *epilogue
+    sources = f"tma:{at['a']}", f"tma:{at['b']}", out, *residual, *named, *epilogue
+    return tuple((source, leaf_bytes(source)) for source in sources)
 
 
 def _source(name: str, at: dict[str, int]) -> str:
@@ -89,7 +90,7 @@ def _source(name: str, at: dict[str, int]) -> str:
     return f"int:{name}{RANGES.get(name, '')}"
 
 
-def _checked_maps(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> tuple[TensorMap, ...]:
+def checked_maps(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> tuple[TensorMap, ...]:
     """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
     at, maps = places(variant), tensor_maps(variant)
     ours = {facts.buffer: facts.box for facts in maps}

@@ -37,7 +37,7 @@ Result = Entry | RepackEntry | Failure
 
 
 def build_batch(variants: Sequence[Kernel], out: Path, digests: Mapping[str, str]) -> list[Result]:
-    """Compiles, checks and writes `variants`, all of one target; one result each. `digests`: their sources'."""
+    """Compiles, checks and writes `variants`, all of one target; one result each. `digests`: of their sources."""
     gc.disable()  # the DSL makes millions of short-lived objects: 0.61 s a kernel instead of 0.66, one core
     results: list[Result] = []
     good: list[tuple[Kernel, Compiled, Facts]] = []

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import jax_bwgemm
 from jax_bwgemm.plan import Candidate, plan
+from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.tile import Tile
 
 BF16 = jnp.bfloat16
@@ -27,10 +28,28 @@ def calls(text: str) -> list[dict[str, str]]:
     found = []
     for line in text.splitlines():
         if "@jax_bwgemm_matmul_v2" in line:
-            fields = dict(re.findall(r'(\w+) = (dense<[^>]*>|"[^"]*"|[^,{}]+)', line))
+            fields = dict(re.findall(r'(\w+) = ("[^"]*"|[^,{}]+)', line))
             fields["types"] = line.rsplit(" : ", 1)[1]
-            found.append({name: value.strip('"') for name, value in fields.items()})
+            found.append({name: value.strip('"') for name, value in fields.items()} | majors_of(line))
     return found
+
+
+def majors_of(line: str) -> dict[str, str]:
+    """The contiguous dimensions of a, b and the result, called c, of a custom call."""
+    pattern = r"\b{}:\w+\[[^]]*(\w)\+?\]"
+    return {
+        f"{x}_major": re.findall(pattern.format(role), line)[0]
+        for x, role in zip("abc", ("a", "b", "out"), strict=True)
+    }
+
+
+def recipe(call: dict[str, str]) -> Recipe:
+    return Recipe.from_texts(call)
+
+
+def swizzles(call: dict[str, str]) -> list[tuple[int, int]]:
+    """(span, atom) in bytes of each tensor map."""
+    return [(facts.swizzle_bytes, facts.swizzle_atom_bytes) for facts in recipe(call).tensor_maps]
 
 
 def majors(text: str) -> list[str]:

@@ -41,6 +41,15 @@ def edit(directory: pathlib.Path, change) -> None:
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1_000_000))
 
 
+def edit_recipe(part, old, new):
+    def change(fields):
+        texts = variant(fields)["recipe"]
+        assert old in texts[part]
+        texts[part] = texts[part].replace(old, new)
+
+    return change
+
+
 def test_round_trip(directory):
     manifest = Manifest.load(directory)
     assert manifest.entries == {v.name: fake_entry(v) for v in ALL}
@@ -52,17 +61,25 @@ def test_round_trip(directory):
     assert RepackEntry.from_json(json.loads(json.dumps(repack.to_json()))) == repack
 
 
-def test_only_operands_of_tma_have_tma_facts():
-    assert list(fake_entry(VARIANT).tma) == ["a", "b", "c"]
-    assert list(fake_entry(THREADS).tma) == ["a", "b"]
-    entry = fake_entry(RESIDUAL)
-    assert list(entry.tma) == ["a", "b", "c", "r"] and entry.tma["r"] == entry.tma["c"]
-    kinds = [[param.kind for param in fake_entry(v).params] for v in ALL]
-    assert [("tma_c" in x, "tma_r" in x, "c" in x, x[-1]) for x in kinds] == [
-        (True, False, False, "bias"),
-        (False, False, True, "b_policy"),
-        (True, True, False, "bias"),
+def test_texts_of_a_recipe():
+    """Each buffer has its own map where TMA moves it; threads store to any address that elements may have."""
+    texts = [fake_entry(v).recipe.texts() for v in ALL]
+    assert [text["buffers"] for text in texts] == [
+        "a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 bias:float32[n]%16 -> out:float32[l,m,n]%16",
+        "a:int8[l?,m,k+]%16 b:uint8[l?,n,k+]%16 -> out:int32[l,n,m]%4",
+        "a:float32[l?,m,k+]%16 b:float32[l?,k,n+]%16 bias:float32[n]%16 residual:float32[l,m,n]%16 -> "
+        "out:float32[l,m,n]%16",
     ]
+    assert [text["tensor_maps"] for text in texts] == [
+        "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 3:f32[16,64,1]/64/16",
+        "0:u8[128,128,1]/128/16 1:u8[128,128,1]/128/16",
+        "0:tf32[32,128,1]/128/16 1:tf32[32,32,1]/128/32 3:f32[16,128,1]/64/16 4:f32[16,128,1]/64/16",
+    ]
+    sizes = "size:m@{}+4 size:n@{}+4 size:k@{}+4 size:batch@{}+4"
+    assert texts[0]["params"] == f"tma:0@0+128 tma:1@128+128 ptr:2@256+8 tma:3@320+128 {sizes}".format(
+        448, 452, 456, 460
+    )
+    assert texts[1]["params"].startswith("tma:0@0+128 tma:1@128+128 ptr:2@256+8 size:m@264+4 ")
 
 
 def test_written_atomically_and_sorted(tmp_path):
@@ -75,21 +92,27 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 3, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 4, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
         (lambda f: variant(f).pop("smem_bytes"), r"variant sm_90a_\S+ requires the key 'smem_bytes'"),
         (lambda f: variant(f).update(colour=1), r"variant sm_90a_\S+ requires no key 'colour'"),
         (lambda f: variant(f)["tile"].pop("k_tile"), r"Tile requires the key 'k_tile'"),
-        (lambda f: variant(f)["tma"].pop("c"), r"`tma` requires the key 'c'"),
-        (lambda f: variant(f, RESIDUAL.name)["tma"].pop("r"), r"variant sm_100a_\S+, `tma` requires the key 'r'"),
-        (lambda f: variant(f)["tma"].update(r={}), r"`tma` requires no key 'r'"),
-        (lambda f: variant(f)["tma"]["a"].pop("swizzle_atom_bytes"), r"TmaFacts requires the key 'swizzle_atom_bytes'"),
-        (lambda f: variant(f, THREADS.name)["tma"].update(c={}), r"`tma` requires no key 'c'"),
+        (lambda f: variant(f)["recipe"].pop("params"), r"variant sm_90a_\S+, `recipe` requires the key 'params'"),
+        (lambda f: variant(f)["recipe"].update(colour="1"), r"`recipe` requires no key 'colour'"),
+        (edit_recipe("tensor_maps", " 3:f32", " 2:f32"), r"requires those of buffers \[0, 1, 3\], got \[0, 1, 2\]"),
+        (edit_recipe("params", "tma:3", "tma:5"), r"`params` requires buffers of 0..3, got 5"),
+        (edit_recipe("params", "tma:3", "ptr:3"), r"requires those of buffers \[0, 1\], got \[0, 1, 3\]"),
+        (edit_recipe("params", "size:m@", "size:m%"), r"a recipe requires texts of the form \S+, got 'size:m%448\+4'"),
+        (edit_recipe("params", "size:m", "q:m"), r"source requires one of tma, ptr, size, step, int, .*, got 'q:m'"),
         (
-            lambda f: variant(f)["params"][0].update(kind="q"),
-            r"kind requires one of tma_a, tma_b, tma_c, tma_r, c, m, .*, got 'q'",
+            edit_recipe("tensor_maps", "/16", ""),
+            r"a recipe requires texts of the form \S+, got '0:bf16\[64,128,1\]/128'",
+        ),
+        (
+            edit_recipe("buffers", "l?", "l!"),
+            r"a recipe requires texts of the form \S+, got 'a:bfloat16\[l!,m,k\+\]%16'",
         ),
         (lambda f: variant(f).pop("store"), r"variant sm_90a_\S+ requires the key 'store'"),
         (lambda f: variant(f).update(c_major="m"), r"its fields require the name sm_90a_bf16_bf16_f32_knm_"),

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 from jax_bwgemm.arch import TARGETS
-from jax_bwgemm.artifacts import Entry, Manifest, Param, TmaFacts, verify, write_manifest
-from jax_bwgemm.kernels import build, refusals, sass, worker
+from jax_bwgemm.artifacts import Entry, Manifest, verify, write_manifest
+from jax_bwgemm.kernels import build, refusals, sass, sources, worker
 from jax_bwgemm.kernels.catalog import catalogue, repacks
+from jax_bwgemm.kernels.compiled import Compiled
 from jax_bwgemm.kernels.cubin import Facts, read_cubin
 from jax_bwgemm.kernels.worker import Failure
+from jax_bwgemm.recipe import Leaf, TensorMap
 from jax_bwgemm.repack import PARAMS, Repack
 from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, buffers, tensor_maps
 
 HOPPER = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
@@ -39,19 +41,19 @@ def variant(target: str = "sm_90a", tile: Tile = HOPPER, store: str = "tma") -> 
 TF32 = Variant("sm_90a", *["float32"] * 3, "m", "k", dataclasses.replace(HOPPER, k_tile=32), c_major="m")
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeCompiled:
-    """The fields of kernels.compile.Compiled, which cannot be imported without the DSL."""
-
-    entry: str = "gemm_0"
-    params: tuple[tuple[str, int], ...] = (("tma_a", 128), ("m", 4), ("bias", 8))
-    num_threads: int = 384
-    smem_bytes: int = 232448
-    num_stages: int = 4
-    tmem_cols: int = 0
-    cubin: bytes = b"cubin"
-    ptx: str = ".version 8.8"
-    tma: Any = dataclasses.field(default_factory=lambda: {x: ((64, 128, 1), 128, 16) for x in "abc"})
+VARIANT = variant()
+MAPS = tuple(dataclasses.replace(facts, box=(64, 128, 1), swizzle_bytes=128) for facts in tensor_maps(VARIANT))
+COMPILED = Compiled(
+    cubin=b"cubin",
+    ptx=".version 8.8",
+    entry="gemm_0",
+    params=(("tma:0", 128), ("size:m", 4), ("ptr:2", 8)),
+    num_threads=384,
+    smem_bytes=232448,
+    num_stages=4,
+    buffers=buffers(VARIANT),
+    tensor_maps=MAPS[:1],
+)
 
 
 # On sm_90 a cubin's parameters start 48 bytes into their constant bank.
@@ -59,7 +61,7 @@ FACTS = Facts("gemm_0", 168, 0, 384, ((48, 128), (176, 4), (184, 8)), b"", "12.9
 
 
 def refuse(
-    compiled: Any = FakeCompiled(),  # noqa: B008
+    compiled: Compiled = COMPILED,
     facts: Facts = FACTS,
     opcodes: list[str] = HOPPER_SASS,  # noqa: B006
     of: Variant | None = None,
@@ -81,12 +83,16 @@ def test_a_good_kernel_is_not_refused() -> None:
         ({}, {"num_threads": 256}, "requires 384 threads a CTA, got 256"),
         ({"smem_bytes": 232449}, {}, "requires at most 232448 bytes, got 232449"),
         ({}, {"params": ((48, 128), (176, 4))}, "requires 3 leaves, got 2"),
-        ({}, {"params": ((48, 128), (176, 8), (184, 8))}, r"`m` requires \(offset, size\) \(128, 4\), got \(128, 8\)"),
-        ({}, {"params": ((48, 128), (176, 4), (192, 8))}, r"`bias` requires .* \(136, 8\), got \(144, 8\)"),
+        (
+            {},
+            {"params": ((48, 128), (176, 8), (184, 8))},
+            r"`size:m` requires \(offset, size\) \(128, 4\), got \(128, 8\)",
+        ),
+        ({}, {"params": ((48, 128), (176, 4), (192, 8))}, r"`ptr:2` requires .* \(136, 8\), got \(144, 8\)"),
     ],
 )
 def test_refused_by_the_cubin(compiled: dict[str, Any], facts: dict[str, Any], sentence: str) -> None:
-    reason = refuse(dataclasses.replace(FakeCompiled(), **compiled), dataclasses.replace(FACTS, **facts))
+    reason = refuse(dataclasses.replace(COMPILED, **compiled), dataclasses.replace(FACTS, **facts))
     assert reason is not None
     pytest.raises(ValueError, _raise, reason).match(sentence)
 
@@ -132,7 +138,7 @@ FLIP_FACTS = Facts("gemm_0", 53, 0, 256, FLIP_LEAVES, b"", "12.9.83")
     ],
 )
 def test_a_repack_is_refused(facts: dict[str, Any], opcodes: list[str], sentence: str | None) -> None:
-    compiled = FakeCompiled(params=PARAMS, num_threads=256, smem_bytes=FLIP.smem_bytes)
+    compiled = dataclasses.replace(COMPILED, params=PARAMS, num_threads=256, smem_bytes=FLIP.smem_bytes)
     counts = sass.count(opcodes, "repack")
     reason = refusals.why_refused(FLIP, compiled, dataclasses.replace(FLIP_FACTS, **facts), counts)  # type: ignore[arg-type]
     assert reason is None if sentence is None else re.search(sentence, reason or "")
@@ -143,7 +149,7 @@ def _raise(reason: str) -> None:
 
 
 def test_a_leaf_is_aligned_to_its_size_and_a_descriptor_to_64() -> None:
-    leaves = (("m", 4), ("tma_a", 128), ("n", 4), ("bias", 8))
+    leaves = (("size:m", 4), ("tma:0", 128), ("size:n", 4), ("ptr:2", 8))
     assert [p.offset for p in refusals.lay_out(leaves)] == [0, 64, 192, 200]
 
 
@@ -176,7 +182,7 @@ def test_only_is_a_glob_on_names() -> None:
 
 
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
-    compiled: Any = FakeCompiled(cubin=of.name.encode())
+    compiled = dataclasses.replace(COMPILED, cubin=of.name.encode())
     facts = dataclasses.replace(FACTS, entry=compiled.entry)
     entry = worker._finish(of, compiled, facts, sass.count(HOPPER_SASS, sass.kind_of(of)), out, source)
     assert isinstance(entry, Entry)
@@ -211,9 +217,10 @@ class FakeWorker:
         self.asked: list[str] = []
         self.bad: set[str] = set()
 
-    def __call__(self, variants: list[Variant], out: Path, source: str) -> list[Entry | Failure]:
+    def __call__(self, variants: list[Variant], out: Path, digests: dict[str, str]) -> list[Entry | Failure]:
         self.asked += [v.name for v in variants]
-        return [Failure(v.name, "no") if v.name in self.bad else fake_entry(v, out, source) for v in variants]
+        made = {v.name: fake_entry(v, out, digests[v.name]) for v in variants if v.name not in self.bad}
+        return [made.get(v.name, Failure(v.name, "no")) for v in variants]
 
 
 @pytest.fixture
@@ -221,7 +228,7 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorker]:
     fake = FakeWorker()
     monkeypatch.setattr(build.worker, "build_batch", fake)
     monkeypatch.setattr(build.concurrent.futures, "ProcessPoolExecutor", InlinePool)
-    monkeypatch.setattr(build, "dsl_version", lambda: "1.2.3")
+    monkeypatch.setattr(sources, "dsl_version", lambda: "1.2.3")
     return fake
 
 
@@ -251,11 +258,24 @@ def test_changed_sources_build_everything_and_drop_what_was_not_asked(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build.build(VARIANTS, tmp_path)
-    monkeypatch.setattr(build, "dsl_version", lambda: "1.2.4")
+    monkeypatch.setattr(sources, "dsl_version", lambda: "1.2.4")
     assert build.build(VARIANTS[:1], tmp_path).num_built == 1
     assert set(Manifest.load(tmp_path).entries) == {VARIANTS[0].name}
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".cubin", ".gz"}
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_new_digest_builds_its_kind_again(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [VARIANTS[0], dataclasses.replace(VARIANTS[0], target="sm_103a")]
+    build.build(both, tmp_path)
+    before = sources.source_sha256
+    changed = lambda v: before(v) + ("" if v.target == "sm_90a" else "changed")  # noqa: E731
+    monkeypatch.setattr(sources, "source_sha256", changed)
+    fake_worker.asked.clear()
+    report = build.build(both, tmp_path)
+    assert (report.num_kept, fake_worker.asked) == (1, [both[1].name])
 
 
 def test_a_selection_keeps_the_others(fake_worker: FakeWorker, tmp_path: Path) -> None:
@@ -320,9 +340,9 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     entry = fake_entry(VARIANTS[0], tmp_path, "source")
     write_manifest(tmp_path, [entry], "1.2.3")
     assert Manifest.load(tmp_path).entries == {entry.name: entry}
-    assert entry.params == (Param("tma_a", 0, 128), Param("m", 128, 4), Param("bias", 136, 8))
-    assert entry.param_bytes == 144
-    assert entry.tma["a"] == TmaFacts((64, 128, 1), 128, 16)
+    assert entry.recipe.params == (Leaf("tma:0", 0, 128), Leaf("size:m", 128, 4), Leaf("ptr:2", 136, 8))
+    assert entry.recipe.tensor_maps == (TensorMap(0, "bf16", (64, 128, 1), 128, 16),)
+    assert entry.recipe.buffers == buffers(VARIANT)
     assert re.fullmatch(r"\d+\.\d+\.\d+", entry.ptxas)
     assert entry.sass["UTMALDG"] == 2 and entry.sass["UTMALDG.MULTICAST"] == 1
 
@@ -347,7 +367,7 @@ def test_real_kernels(real: Path) -> None:
         facts = read_cubin((real / f"{entry.name}.cubin").read_bytes())
         assert facts.entry == entry.entry
         assert (facts.registers, facts.stack_bytes) == (entry.registers, 0)
-        assert len(facts.params) == len(entry.params)
+        assert len(facts.params) == len(entry.recipe.params)
         assert (
             f".target {entry.variant.target}" in gzip.decompress((real / f"{entry.name}.ptx.gz").read_bytes()).decode()
         )
@@ -399,7 +419,7 @@ def test_a_real_cubin_with_another_parameter_is_refused(real: Path) -> None:
     entry = next(iter(Manifest.load(real).entries.values()))
     cubin = (real / f"{entry.name}.cubin").read_bytes()
     offset, size = read_cubin(cubin).params[-1]
-    ordinal = len(entry.params) - 1
+    ordinal = len(entry.recipe.params) - 1
     record = ordinal.to_bytes(2, "little") + offset.to_bytes(2, "little")
     at = cubin.index(record, cubin.index(b"\x04\x17\x0c\x00")) + len(record)
     packed = int.from_bytes(cubin[at : at + 4], "little") + (4 << 18)

@@ -18,12 +18,20 @@ import sys
 from typing import Any
 
 import pytest
+from fake_artifacts import fake_entry
 
 from jax_bwgemm import ffi
 from jax_bwgemm.arch import ARCHS, family_of
-from jax_bwgemm.artifacts import PARAM_KINDS
-from jax_bwgemm.tile import Tile, num_threads, smem_bytes, workspace_bytes
-from jax_bwgemm.variant import Variant, tma_boxes
+from jax_bwgemm.artifacts import Entry
+from jax_bwgemm.epilogue import Epilogue
+from jax_bwgemm.launch import request
+from jax_bwgemm.order import RASTER_ORDERS
+from jax_bwgemm.plan import Plan
+from jax_bwgemm.problem import Problem
+from jax_bwgemm.recipe import Recipe
+from jax_bwgemm.streams import Stream
+from jax_bwgemm.tile import Tile
+from jax_bwgemm.variant import Variant, places
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
 
@@ -31,6 +39,7 @@ HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 M, N, K, BATCH = 272, 528, 208, 3
 ALPHA = 0.75
+CLUSTERS = 64
 ADDRESSES = {
     "a": 0x7F0000001000, "b": 0x7F0010002000, "c": 0x7F0020003000, "bias": 0x7F0030004000, "workspace": 0x7F0040005000,
 }  # fmt: skip
@@ -42,6 +51,7 @@ INTS = {
 POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000}  # evict_last, evict_first
 SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c"), 128)
 SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
+ROLES = {"a": "a", "b": "b", "c": "out"}  # of the operands as CuTeDSL's host code takes them
 # Bits 7-10 of the flags word of a tensor map, as a CUtensorMapDataType; CuTeDSL stores int32 as UINT32, the same bits
 DESCRIPTOR_TYPES = {0: 0, 2: 3, 6: 6, 7: 7, 10: 9}
 TFLOAT32, TF32_FLAG, ATOM_32_FLAG = 11, 1 << 16, 1 << 19
@@ -80,8 +90,8 @@ def _params(variant: Variant) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda v: v.name)
-def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Variant, ctypes.CDLL]:
-    """CuTeDSL's host code for one variant, run once."""
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Entry, ctypes.CDLL]:
+    """What the build says of one variant, and CuTeDSL's host code for it, run once."""
     variant: Variant = request.param
     directory = tmp_path_factory.mktemp("dsl_host")
     environment = {**os.environ, "CUTE_DSL_ARCH": variant.target, "PYTHONPATH": str(REPOSITORY)}
@@ -96,7 +106,8 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
     library = ctypes.CDLL(str(shared))
     _run(library, variant, (directory / "host.h").read_text())
-    return variant, library
+    recipe = Recipe.from_texts(json.loads((directory / "recipe.json").read_text()))
+    return dataclasses.replace(fake_entry(variant), recipe=recipe), library
 
 
 def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
@@ -128,50 +139,26 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
     assert ctypes.c_int.in_dll(library, "jbw_num_launches").value == 1
 
 
-def _our_plan(variant: Variant) -> ffi.LaunchPlan:
-    tile, params, offset = variant.tile, [], 0
-    for kind, size in _params(variant):
-        align = min(size, 64)
-        offset = -(-offset // align) * align
-        params.append(ffi.Param(PARAM_KINDS.index(kind), offset, size))
-        offset += size
-    a_shape = (BATCH, M, K) if variant.a_major == "k" else (BATCH, K, M)
-    b_shape = (1, K, N) if variant.b_major == "n" else (1, N, K)
+def _our_plan(entry: Entry) -> ffi.LaunchPlan:
+    variant = entry.variant
+    problem = Problem(
+        M, N, K, BATCH, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
+        a_batch=BATCH, b_batch=1, epilogue=Epilogue(ALPHA, "bias" in variant.epilogue), c_major=variant.c_major,
+    )  # fmt: skip
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
-    request = ffi.LaunchRequest(
-        a=ffi.Buffer.of(variant.a_dtype, a_shape),
-        b=ffi.Buffer.of(variant.b_dtype, b_shape),
-        out=ffi.Buffer.of(variant.out_dtype, (BATCH, M, N) if variant.c_major == "n" else (BATCH, N, M)),
-        bias=ffi.Buffer.of(variant.out_dtype, (N,)) if "bias" in variant.epilogue else ffi.Buffer.none(),
-        workspace=ffi.Buffer.of("uint8", (workspace_bytes(tile, 64),)) if tile.stream_k else ffi.Buffer.none(),
-        **{name: ord(getattr(variant, name)) for name in ("a_major", "b_major", "c_major")},
-        **{name: getattr(tile, name) for name in ("cta_m", "mma_n", "cluster_m", "cluster_n", "cluster_k")},
-        num_threads=num_threads(tile, variant.target),
-        smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch),
-        raster_group=INTS["raster_group"],
-        raster_along_n=INTS["raster_along_n"],
-        raster_order=INTS["raster_order"],
-        a_l2=ffi.L2_CODES["evict_last"],
-        b_l2=ffi.L2_CODES["evict_first"],
-        alpha=ALPHA,
-        stream_tiles=STREAM["stream_tiles"],
-        stream_clusters=STREAM["stream_clusters"],
-        token=STREAM["token"],
-        param_bytes=offset,
-        num_params=len(params),
-        max_active_clusters=64,
-    )
-    for operand, (box, swizzle_bytes, swizzle_atom_bytes) in tma_boxes(variant).items():
-        i = "abc".index(operand)
-        request.box[i][:] = box
-        request.swizzle_bytes[i], request.swizzle_atom_bytes[i] = swizzle_bytes, swizzle_atom_bytes
-    request.params[: len(params)] = params
-    return ffi.launch_plan(request)
+    plan = Plan(
+        problem, arch, (), variant.tile, raster_group=INTS["raster_group"], raster_along_n=INTS["raster_along_n"],
+        raster_order=RASTER_ORDERS[INTS["raster_order"]], a_l2="evict_last", b_l2="evict_first",
+        stream=Stream(STREAM["stream_tiles"], STREAM["stream_clusters"]),
+    )  # fmt: skip
+    made = request(plan, entry, CLUSTERS)
+    operands, results = ([ffi.Buffer.of(x.dtype, x.shape) for x in arrays] for arrays in (made.operands, made.results))
+    return ffi.launch_plan(made.attributes, operands, results, CLUSTERS, STREAM["token"])
 
 
-def test_launch_configuration(launched: tuple[Variant, ctypes.CDLL]) -> None:
-    variant, library = launched
-    plan = _our_plan(variant)
+def test_launch_configuration(launched: tuple[Entry, ctypes.CDLL]) -> None:
+    entry, library = launched
+    plan = _our_plan(entry)
     assert list((ctypes.c_uint32 * 3).in_dll(library, "jbw_block")) == list(plan.block)
     # CuTeDSL launches a cluster of one without the attribute; we say (1, 1, 1)
     cluster = list((ctypes.c_uint32 * 3).in_dll(library, "jbw_cluster"))
@@ -179,29 +166,39 @@ def test_launch_configuration(launched: tuple[Variant, ctypes.CDLL]) -> None:
     assert ctypes.c_uint64.in_dll(library, "jbw_smem_bytes").value == plan.smem_bytes
 
 
-def test_parameter_bytes(launched: tuple[Variant, ctypes.CDLL]) -> None:
-    variant, library = launched
-    ours = _our_plan(variant).param_block
+def test_parameter_bytes(launched: tuple[Entry, ctypes.CDLL]) -> None:
+    """Where each leaf lies, and its bytes: that of an address holds none before the launch."""
+    entry, library = launched
+    plan = _our_plan(entry)
+    ours, offsets = plan.param_block, []
     theirs = (ctypes.c_ubyte * 128 * 32).in_dll(library, "jbw_params")
     offset = 0
-    for i, (kind, size) in enumerate(_params(variant)):
+    for i, (kind, size) in enumerate(_params(entry.variant)):
         align = min(size, 64)
         offset = -(-offset // align) * align
+        offsets.append(offset)
         expected = bytes(theirs[i])[:size]
         if kind in ("c", "workspace", "bias"):  # the launcher writes the address at each launch
             assert struct.unpack("<Q", expected)[0] == ADDRESSES[kind]
         elif not kind.startswith("tma"):
             assert ours[offset : offset + size] == expected, kind
+        if kind in ADDRESSES or kind.startswith("tma"):
+            use = plan.buffers[places(entry.variant)[ROLES.get(kind.removeprefix("tma_"), kind)]]
+            assert (use.map_offset if kind.startswith("tma") else use.pointer_offset) == offset, kind
+            assert not any(ours[offset : offset + size]), kind
         offset += size
+    assert (plan.param_offsets, plan.param_bytes) == (offsets, offset)
 
 
-def test_tensor_maps(launched: tuple[Variant, ctypes.CDLL]) -> None:
-    variant, library = launched
-    plan = _our_plan(variant)
+def test_tensor_maps(launched: tuple[Entry, ctypes.CDLL]) -> None:
+    entry, library = launched
+    plan = _our_plan(entry)
     theirs = (ctypes.c_ubyte * 128 * 32).in_dll(library, "jbw_params")
-    for i, operand in enumerate(tma_boxes(variant)):
+    at = places(entry.variant)
+    assert [plan.buffers[at[ROLES[x]]].map_offset >= 0 for x in "abc"] == [True, True, entry.variant.store == "tma"]
+    for i, operand in enumerate("abc" if entry.variant.store == "tma" else "ab"):
         decoded = _decode(bytes(theirs[i]))
-        spec = plan.tensor_maps[i]
+        spec = plan.buffers[at[ROLES[operand]]].map
         assert decoded["address"] == ADDRESSES[operand]
         assert decoded["data_type"] == spec.data_type
         assert decoded["swizzle_bytes"] == spec.swizzle_bytes

@@ -16,16 +16,15 @@ from jax_bwgemm import ffi
 
 needs_library = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 ATTRIBUTES: dict[str, Any] = dict(
-    variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64, a_major="k", b_major="n", c_major="n",
+    variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64,
     **{name: np.int32(value) for name, value in dict(
         cta_m=128, mma_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448,
-        raster_group=8, raster_along_n=0, raster_order=0, a_l2=2, b_l2=1, stream_tiles=0, stream_clusters=1, pdl=1,
-        param_bytes=384,
+        stream_tiles=0, stream_clusters=1, pdl=1, raster_group=8,
     ).items()},
-    alpha=np.float32(1), a_box=np.array([64, 128, 1], np.int32), b_box=np.array([64, 128, 1], np.int32),
-    c_box=np.array([64, 64, 1], np.int32), swizzle_bytes=np.array([128] * 3, np.int32),
-    swizzle_atom_bytes=np.array([16] * 3, np.int32),
-    params=np.array([0, 0, 128, 1, 128, 128, 2, 256, 128], np.int32),
+    a_l2="evict_last", alpha=np.float32(1),
+    buffers="a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:bfloat16[l,m,n]%16",
+    tensor_maps="0:bf16[64,128,1]/128/16 1:bf16[64,128,1]/128/16 2:bf16[64,64,1]/128/16",
+    params="tma:0@0+128 tma:1@128+128 tma:2@256+128 int:raster_group[1..]@384+4 l2:a_l2@392+8 float:alpha@400+4",
 )  # fmt: skip
 
 
@@ -72,11 +71,6 @@ def test_a_library_of_other_structs(tmp_path: pathlib.Path, monkeypatch: pytest.
 def test_the_runtimes_minor_version_is_found() -> None:
     minor = ffi._runtime_api_minor()
     assert minor is not None and minor >= 3
-
-
-@needs_library
-def test_parameter_kinds_are_the_manifests() -> None:
-    assert ffi.param_kinds() == importlib.import_module("jax_bwgemm.artifacts").PARAM_KINDS
 
 
 @needs_library
@@ -130,25 +124,20 @@ def test_every_attribute_is_required(cpu_target: str, missing: str) -> None:
         (dict(cta_m=128), "attribute `cta_m` requires an int32, got another type: the Python package"),
         (dict(alpha=1.0), "attribute `alpha` requires a float32, got another type"),
         (dict(entry=np.int32(1)), "attribute `entry` requires a string, got another type"),
-        (dict(params=np.zeros(3)), "attribute `params` requires an int32 array, got another type"),
-        (dict(a_box=np.zeros(2, np.int32)), "attribute `a_box` requires 3 int32, got 2"),
-        (dict(a_major="km"), "attribute `a_major` requires one character, got 'km'"),
-        (dict(b_major="m"), "`b_major` requires 'n' or 'k', got 'm'"),
-        (dict(params=np.zeros(4, np.int32)), "requires (kind, offset, size) of at most 24 leaves, got 4 numbers"),
-        (dict(params=np.zeros(75, np.int32)), "of at most 24 leaves, got 75 numbers"),
+        (dict(params=np.zeros(3)), "attribute `params` requires a string, got another type"),
+        (dict(raster_group=True), "attribute `raster_group` requires an int32, got another type"),
+        (dict(raster_group=np.int32(0)), "`raster_group` requires 1..2147483647, got 0"),
+        (dict(params="tma:0@0"), "`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got tma:0@0"),
+        (dict(params="tma:0@0+128"), "`params` requires `tma:1` or `ptr:1`, which take `b`, got neither: rebuild"),
+        (dict(buffers="a"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a: rebuild"),
+        (dict(tensor_maps="0"), "`tensor_maps` requires texts such as 0:bf16[64,128,1]/128/16, got 0: rebuild"),
+        (dict(tensor_maps=""), "parameter `tma:0` requires a text in `tensor_maps`, got none"),
+        (dict(tensor_maps="0:bf16[64,128,1]/128/0"), "the swizzle atom of `a` requires 16 bytes, or 32 in a span"),
         (dict(cluster_n=np.int32(0)), "`cluster_n` requires 1..16, got 0"),
         (dict(cluster_k=np.int32(16)), "`cluster_m * cluster_n * cluster_k` requires 1..16, got 32"),
-        (
-            dict(
-                params=np.array([0, 0, 128, 1, 128, 128, 3, 256, 128, 4, 384, 8], np.int32), param_bytes=np.int32(392)
-            ),
-            "`tma_r` requires `tma_c`, whose box it has, got `c`",
-        ),
-        (dict(c_major="k"), "`c_major` requires 'n' or 'm', got 'k'"),
-        (dict(a_l2=np.int32(3)), "`a_l2` requires 0..2, got 3"),
+        (dict(a_l2="first"), "`a_l2` requires normal, evict_first or evict_last, got 'first'"),
+        (dict(a_l2=np.int32(1)), "attribute `a_l2` requires a string, got another type"),
         (dict(pdl=True), "attribute `pdl` requires an int32, got another type"),
-        (dict(swizzle_atom_bytes=np.zeros(2, np.int32)), "attribute `swizzle_atom_bytes` requires 3 int32, got 2"),
-        (dict(swizzle_atom_bytes=np.zeros(3, np.int32)), "`swizzle_atom_bytes` of `a` requires 16, or 32 in a span"),
     ],
 )
 def test_an_attribute_that_is_off(cpu_target: str, change: dict[str, Any], sentence: str) -> None:

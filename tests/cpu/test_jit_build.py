@@ -36,7 +36,7 @@ def _own_cache(monkeypatch, tmp_path):
     """A cache directory and a memory that no other test sees; a stand-in for the compiler's presence."""
     monkeypatch.setattr(jit_build, "_results", {})
     monkeypatch.setattr(artifacts, "_added", [])
-    monkeypatch.setattr(jit_build, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(jit_build, "cache_dir", lambda variant: tmp_path / "cache")
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "auto")
 
 
@@ -230,9 +230,7 @@ def real_cache_dir(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jit_build, "_results", {})
     monkeypatch.setattr(artifacts, "_added", [])
-    jit_build.cache_dir.cache_clear()
-    yield tmp_path
-    jit_build.cache_dir.cache_clear()
+    return tmp_path
 
 
 def test_without_the_compiler_there_is_a_remedy(real_cache_dir, monkeypatch):
@@ -246,10 +244,15 @@ def test_without_the_compiler_there_is_a_remedy(real_cache_dir, monkeypatch):
 
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_the_cache_is_named_after_version_and_sources(real_cache_dir):
-    from jax_bwgemm.kernels.build import source_sha256
+    from jax_bwgemm.kernels.sources import source_sha256
 
-    name = f"{jax_bwgemm.__version__}-{source_sha256()[:16]}"
-    assert jit_build.cache_dir() == real_cache_dir / "jax_bwgemm" / name
+    name = f"{jax_bwgemm.__version__}-{source_sha256(VARIANT)[:16]}"
+    assert jit_build.cache_dir(VARIANT) == real_cache_dir / "jax_bwgemm" / name
+    other = dataclasses.replace(VARIANT, target="sm_100a")
+    assert jit_build.cache_dir(other) == real_cache_dir / "jax_bwgemm" / name.replace(
+        source_sha256(VARIANT)[:16], source_sha256(other)[:16]
+    )
+    assert jit_build.cache_dir(other) != jit_build.cache_dir(VARIANT)
 
 
 def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
@@ -262,7 +265,7 @@ def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_two_processes_at_once_build_for_real(real_cache_dir):
     """Each its own variant, into one directory: both are in the manifest, and whole."""
-    directory = jit_build.cache_dir()
+    directory = jit_build.cache_dir(VARIANT)
     variants = [VARIANT, dataclasses.replace(VARIANT, b_major="k")]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         reasons = list(pool.map(lambda variant: jit_build.build_in_a_process(variant, directory), variants))
@@ -274,5 +277,9 @@ def test_two_processes_at_once_build_for_real(real_cache_dir):
 
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_the_compiler_is_not_imported_here():
-    script = "import sys; from jax_bwgemm import jit_build; jit_build.cache_dir(); sys.exit('cutlass' in sys.modules)"
+    script = (
+        "import sys; from jax_bwgemm import jit_build; from jax_bwgemm.tile import Tile; "
+        "from jax_bwgemm.variant import Variant; "
+        f"jit_build.cache_dir({VARIANT!r}); sys.exit('cutlass' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)

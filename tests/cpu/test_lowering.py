@@ -8,11 +8,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fake_artifacts import fake_entry
-from lowered import BF16, CUDA, W, X, calls, hlo, majors, matmul, operand_barriers, struct, swapping
+from lowered import (
+    BF16,
+    CUDA,
+    W,
+    X,
+    calls,
+    hlo,
+    majors,
+    matmul,
+    operand_barriers,
+    recipe,
+    struct,
+    swapping,
+    swizzles,
+)
 
 import jax_bwgemm
 from jax_bwgemm import decision
-from jax_bwgemm.artifacts import PARAM_KINDS
 from jax_bwgemm.plan import plan
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
@@ -22,15 +35,11 @@ def test_attributes(artifacts_dir):
     (call,) = calls(hlo(lambda a, b: matmul(a, b, tile="128x256x64_cta1_cluster2x1", out_dtype=jnp.float32), X, W))
     variant = Variant("sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2))
     entry = fake_entry(variant)
-    params = [x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size)]
     want = {
         "variant": variant.name,
         "entry": "kernel_symbol",
         "target": "sm_90a",
         "cubin_sha256": entry.cubin_sha256,
-        "a_major": "k",
-        "b_major": "n",
-        "c_major": "n",
         "cta_m": "128 : i32",
         "mma_n": "256 : i32",
         "cluster_m": "2 : i32",
@@ -41,17 +50,15 @@ def test_attributes(artifacts_dir):
         "raster_group": "4 : i32",
         "raster_along_n": "1 : i32",
         "raster_order": "1 : i32",
-        "a_l2": "0 : i32",
-        "b_l2": "0 : i32",
+        "a_l2": "normal",
+        "b_l2": "normal",
         "stream_tiles": "0 : i32",
         "stream_clusters": "1 : i32",
         "pdl": "1 : i32",
-        "param_bytes": f"{entry.param_bytes} : i32",
         "alpha": "1.000000e+00 : f32",
-        **{f"{x}_box": f"dense<{list(entry.tma[x].box)}>" for x in "abc"},
-        "swizzle_bytes": "dense<[128, 128, 64]>",
-        "swizzle_atom_bytes": "dense<16>",
-        "params": f"dense<{params}>",
+        "buffers": "a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:float32[l,m,n]%16",
+        "tensor_maps": "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 2:f32[16,64,1]/64/16",
+        "params": " ".join(map(str, entry.recipe.params)),
     }
     assert {name: call.get(name) for name in want} == want
     config = re.search(r"mhlo.backend_config = \{(.*?)\}", hlo(matmul, X, W))
@@ -70,9 +77,8 @@ def test_a_stream_k_has_a_second_result(artifacts_dir):
     assert (call["stream_tiles"], call["pdl"]) == ("8 : i32", "0 : i32")
     assert 8 < int(call["stream_clusters"].split()[0]) <= 66
     entry = fake_entry(Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile.from_str(tile)))
-    kinds = [PARAM_KINDS[int(kind)] for kind in re.findall(r"\d+", call["params"].removeprefix("dense"))[::3]]
-    assert kinds == [p.kind for p in entry.params]
-    assert kinds[-4:] == ["stream_tiles", "stream_clusters", "workspace", "token"]
+    assert recipe(call) == entry.recipe
+    assert [str(buffer) for buffer in recipe(call).results] == ["out:bfloat16[l,m,n]%16", "workspace:uint8[bytes]%16"]
     assert text.count("ui8") == 1 and re.search(r"-> \(tensor<512x1024xbf16>", text)
     short = calls(hlo(lambda a, b: matmul(a, b, tile=tile), X, W))[0]
     assert (short["stream_tiles"], short["pdl"]) == ("0 : i32", "1 : i32")
@@ -232,7 +238,7 @@ def test_rows_that_tma_cannot_step_over_are_padded(artifacts_dir, x, w, want, ty
     assert call["types"] == f"{types} -> tensor<1x{x[0]}x{w[1]}xbf16>"
     assert text.count("stablehlo.pad") == sum(size % 8 != 0 for size in (x[1], w[1]))
     assert "stablehlo.transpose" not in text and "dot_general" not in text
-    assert call["variant"].endswith("_threads") == (w[1] % 8 != 0) == (call["c_box"] == "dense<0>")
+    assert call["variant"].endswith("_threads") == (w[1] % 8 != 0) == (len(swizzles(call)) == 2)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +326,7 @@ def test_l2_hints_are_the_plans(artifacts_dir, monkeypatch):
 
     monkeypatch.setattr(decision, "plan", hinting)
     (call,) = calls(hlo(matmul, X, W))
-    assert (call["a_l2"], call["b_l2"]) == ("1 : i32", "2 : i32")
+    assert (call["a_l2"], call["b_l2"]) == ("evict_first", "evict_last")
 
 
 @pytest.mark.parametrize("start, num_barriers", [(0, 0), (8, 0), (3, 1), (4, 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -11,11 +12,10 @@ import jax.numpy as jnp
 import pytest
 from fake_artifacts import catalogue, fake_entry, write_fake_artifacts
 from jax.sharding import PartitionSpec as P
-from lowered import W, X, calls, hlo, majors, matmul, on_b200, operand_barriers, struct, swapping
+from lowered import W, X, calls, hlo, majors, matmul, on_b200, operand_barriers, recipe, struct, swapping
 
 import jax_bwgemm
 from jax_bwgemm import artifacts, decision
-from jax_bwgemm.artifacts import PARAM_KINDS
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 
@@ -32,8 +32,15 @@ def test_residual_operand(artifacts_dir, batch):
     out = f"tensor<{num}x512x1024xbf16>"
     assert call["types"] == f"(tensor<{num}x512x256xbf16>, tensor<{num}x256x1024xbf16>, {out}) -> {out}"
     entry = artifacts.find(next(v for v in (fake.variant for fake in catalogue()) if v.name == call["variant"]))
-    params = [x for p in entry.params for x in (PARAM_KINDS.index(p.kind), p.offset, p.size)]
-    assert call["params"] == f"dense<{params}>" and params[6:12] == [2, 256, 128, 3, 384, 128]
+    assert recipe(call) == entry.recipe and [buffer.role for buffer in entry.recipe.buffers] == [
+        "a",
+        "b",
+        "residual",
+        "out",
+    ]
+    assert [str(leaf) for leaf in recipe(call).params[2:4]] == ["tma:2@256+128", "tma:3@384+128"]
+    residual, result = recipe(call).tensor_maps[2:]
+    assert dataclasses.replace(residual, buffer=3) == result
     assert call["num_threads"] == "224 : i32"
     assert "stablehlo.add" not in text
 

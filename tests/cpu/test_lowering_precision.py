@@ -7,15 +7,15 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from lowered import BF16, W, X, calls, hlo, matmul, struct
+from lowered import BF16, W, X, calls, hlo, matmul, struct, swizzles
 
 import jax_bwgemm
 
 DTYPES = [
-    ("float32", "float32", "float32", "dense<[16, 32, 16]>"),
-    ("float8_e4m3fn", "float8_e4m3fn", "bfloat16", "dense<16>"),
-    ("float8_e4m3fn", "float8_e5m2", "float32", "dense<16>"),
-    ("int8", "int8", "int32", "dense<16>"),
+    ("float32", "float32", "float32", [16, 32, 16]),
+    ("float8_e4m3fn", "float8_e4m3fn", "bfloat16", [16, 16, 16]),
+    ("float8_e4m3fn", "float8_e5m2", "float32", [16, 16, 16]),
+    ("int8", "int8", "int32", [16, 16, 16]),
 ]
 
 
@@ -24,9 +24,9 @@ def test_dtypes(artifacts_dir, a_dtype, b_dtype, out_dtype, atoms):
     x, w = struct(512, 256, dtype=a_dtype), struct(256, 1024, dtype=b_dtype)
     f = functools.partial(jax_bwgemm.matmul, out_dtype=out_dtype, device="b200", on_fallback="error")
     (call,) = calls(hlo(f, x, w))
-    assert call["target"] == "sm_100a" and call["swizzle_atom_bytes"] == atoms
+    assert call["target"] == "sm_100a" and [atom for _, atom in swizzles(call)] == atoms
     (call,) = calls(hlo(lambda x, w: f(x, w.T), x, struct(1024, 256, dtype=b_dtype)))
-    assert call["b_major"] == "k" and call["swizzle_atom_bytes"] == "dense<16>"
+    assert call["b_major"] == "k" and [atom for _, atom in swizzles(call)] == [16, 16, 16]
 
 
 F32_X, F32_W = struct(512, 256, dtype="float32"), struct(256, 1024, dtype="float32")

@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from lowered import calls, hlo, matmul, struct
+from lowered import calls, hlo, matmul, struct, swizzles
 
 import jax_bwgemm
 
@@ -52,7 +52,7 @@ def test_no_pass_over_an_operand(repacks_dir, f, shapes, kernel):
 def test_the_kernel_gets_the_operands_swapped(repacks_dir):
     (call,) = calls(hlo(matmul, array(512, 256), array(256, 1024)))
     assert call["types"] == "(tensor<1x256x1024xf32>, tensor<1x512x256xf32>) -> tensor<1x512x1024xf32>"
-    assert (call["swizzle_bytes"], call["swizzle_atom_bytes"]) == ("dense<128>", "dense<16>")
+    assert swizzles(call) == [(128, 16)] * 3
 
 
 @pytest.mark.parametrize("sizes, kernel, source", [((512, 256), "mkn", "64x256"), ((256, 512), "mkm", "64x256")])

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
-import hashlib
 import re
 import struct
+from typing import Any
 
 import fake_machine
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_machine import (
-    CUBIN,
     FAILED_PRECONDITION,
     INTERNAL,
     INVALID_ARGUMENT,
     OK,
     STREAM,
     VARIANT,
-    KernelNames,
     Machine,
 )
 
@@ -31,50 +30,48 @@ pytestmark = fake_machine.needs
 SOURCE, OUT = 0x7F0000000006, 0x7F0000200010
 
 
-class Request(ctypes.Structure):
-    _fields_ = [
-        ("source", ffi.Buffer),
-        ("out", ffi.Buffer),
-        *((name, ctypes.c_int32) for name in ("is_transpose", "element_bytes", "num_ctas")),
-        *((name, ctypes.c_int32) for name in ("num_threads", "smem_bytes", "pdl")),
-    ]
+@dataclasses.dataclass
+class Request:
+    attributes: dict[str, Any]
+    source: ffi.Buffer
+    out: ffi.Buffer
+
+    @property
+    def given(self) -> ffi.Buffers:
+        return ffi.Buffers.of([self.source], [self.out])
 
 
-def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), pitch=None, **fields) -> Request:
+def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), pitch=None, source=None, out=None, **fields) -> Request:
     """Into rows of the next multiple of 16 bytes, if `pitch` is None."""
     repack = Repack("sm_90a", kind, np.dtype(jnp.dtype(dtype)).itemsize)
     batch, *rows_cols = shape
     slow, contiguous = rows_cols if kind == "pad" else rows_cols[::-1]
     step = 16 // repack.element_bytes
     out_shape = batch, slow, pitch or -(-contiguous // step) * step
-    defaults = {
-        "source": ffi.Buffer.of(dtype, shape),
-        "out": ffi.Buffer.of(dtype, out_shape),
-        "is_transpose": int(kind == "transpose"),
+    attributes = {
+        "kind": kind,
         "element_bytes": repack.element_bytes,
         "num_ctas": repack.num_ctas(out_shape),
         "num_threads": NUM_THREADS,
         "smem_bytes": repack.smem_bytes,
+        "pdl": 0,
     }
-    return Request(**defaults | fields)
+    return Request(attributes | fields, source or ffi.Buffer.of(dtype, shape), out or ffi.Buffer.of(dtype, out_shape))
 
 
-def create(machine: Machine, asked: Request, **names: str) -> tuple[int, str, ctypes.c_void_p]:
-    known = {"variant": VARIANT, "entry": "kernel_entry", "target": "sm_90a"}
-    known["cubin_sha256"] = hashlib.sha256(CUBIN).hexdigest()
-    packed = KernelNames(**{name: value.encode() for name, value in (known | names).items()})
-    call = ctypes.c_void_p()
-    function = machine.library.jbw_repack_call_create
-    return *machine._status(function, ctypes.byref(packed), ctypes.byref(asked), ctypes.byref(call)), call
+def create(machine: Machine, asked: Request, shows=True, **names: str) -> tuple[int, str, ctypes.c_void_p]:
+    buffers = asked.given if shows else ffi.Buffers()
+    return machine.create_from(machine.library.jbw_repack_call_create, asked.attributes, buffers, **names)
 
 
 def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: int = 0) -> tuple[int, str]:
-    return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(asked))
+    buffers = asked.given
+    return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(buffers))
 
 
 def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:
-    pointers = [ctypes.c_void_p(pointer) for pointer in (STREAM, source, out)]
-    return machine._status(machine.library.jbw_repack_call_execute, call, device, *pointers)
+    pointers = (ctypes.c_void_p * 2)(source, out)
+    return machine._status(machine.library.jbw_repack_call_execute, call, device, ctypes.c_void_p(STREAM), pointers)
 
 
 def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:
@@ -101,7 +98,7 @@ def test_a_launch(machine, asked, num_ctas, smem_bytes):
     assert execute(machine, call) == (OK, "")
     launch = machine.launch()
     assert (list(launch.grid), list(launch.block)) == ([num_ctas, 1, 1], [NUM_THREADS, 1, 1])
-    assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.pdl)
+    assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.attributes["pdl"])
     assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 32)
     assert struct.unpack_from("<2Q4i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims, asked.out.dims[2])
     assert machine.library.jbw_execute_count() == before + 1
@@ -124,12 +121,14 @@ SHAPE = r"`out` requires shape \(2, 100, 40..64 in steps of 8\), got "
 @pytest.mark.parametrize(
     "fields, sentence",
     [
+        ({"kind": "flip"}, "attribute `kind` requires pad or transpose, got 'flip'"),
+        ({"kind": 1}, "attribute `kind` requires a string, got another type"),
         ({"element_bytes": 3}, "`element_bytes` requires 1, 2 or 4, got 3"),
         ({"element_bytes": 4}, "`source` requires elements of 4 bytes, got XLA FFI dtype 16"),
-        ({"num_ctas": 0}, "`num_ctas` requires at least 1, got 0"),
+        ({"num_ctas": 0}, "`num_ctas` requires 1..2147483647, got 0"),
         ({"num_threads": 2048}, "`num_threads` requires 1..1024, got 2048"),
-        ({"smem_bytes": -1}, "`smem_bytes` requires at least 0, got -1"),
-        ({"pdl": 2}, "`pdl` requires 0 or 1, got 2"),
+        ({"smem_bytes": -1}, "`smem_bytes` requires 0..1048576, got -1"),
+        ({"pdl": 2}, "`pdl` requires 0..1, got 2"),
         ({"source": ffi.Buffer(16, 2)}, "`source` requires a buffer of rank 3, got rank 2"),
         ({"source": BF16_BUFFER((0, 1, 1))}, "`source` requires sizes of 1..2147483519, got 0"),
         ({"source": BF16_BUFFER((1, 1, 2**31 - 1))}, "`source` requires sizes of 1..2147483519, got 2147483647"),
@@ -139,7 +138,10 @@ SHAPE = r"`out` requires shape \(2, 100, 40..64 in steps of 8\), got "
         ({"out": BF16_BUFFER((2, 100, 72))}, SHAPE + r"\(2, 100, 72\)"),
         ({"out": BF16_BUFFER((1, 100, 40))}, SHAPE + r"\(1, 100, 40\)"),
         ({"out": BF16_BUFFER((2, 100, 2**31))}, "`out` requires sizes of 1..2147483519, got 2147483648"),
-        ({"is_transpose": 1}, r"`out` requires shape \(2, 33, 104..128 in steps of 8\), got \(2, 100, 40\)"),
+        (
+            {"kind": "transpose", "out": BF16_BUFFER((2, 100, 40))},
+            r"`out` requires shape \(2, 33, 104..128 in steps of 8\), got \(2, 100, 40\)",
+        ),
         (
             {"source": BF16_BUFFER((2**16, 2**16, 1)), "out": BF16_BUFFER((2**16, 2**16, 8))},
             "`out` requires at most 2147483647 chunks of 16 bytes, got 65536 x 65536 x 1",
@@ -150,13 +152,20 @@ def test_refused(machine, fields, sentence):
     code, message, _ = create(machine, request(**fields))
     assert code == INVALID_ARGUMENT and re.search(sentence, message)
     if "source" in fields or "out" in fields:  # the same where XLA shows no buffers until later
-        later = request(**fields)
-        later.source.rank = later.out.rank = -1
-        code, message, call = create(machine, later)
+        code, message, call = create(machine, request(**fields), shows=False)
         assert (code, message) == (OK, "")
         code, message = initialize(machine, call, request(**fields))
         assert code == INVALID_ARGUMENT and re.search(sentence, message)
         assert execute(machine, call)[0] == INTERNAL
+
+
+@pytest.mark.parametrize("operands, results", [(0, 1), (2, 1), (1, 2)])
+def test_another_number_of_buffers(machine, operands, results):
+    asked = request()
+    buffers = ffi.Buffers.of([asked.source] * operands, [asked.out] * results)
+    code, message, _ = machine.create_from(machine.library.jbw_repack_call_create, asked.attributes, buffers)
+    sentence = f"a repack requires one operand and one result, got {operands} and {results}"
+    assert (code, message) == (INVALID_ARGUMENT, sentence)
 
 
 def test_alignment(machine):

@@ -26,7 +26,7 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
 from jax_bwgemm.epilogue import chain
-from jax_bwgemm.lowering import workspace_of
+from jax_bwgemm.launch import request
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import FEW, Tile
 
@@ -91,7 +91,8 @@ def test_the_program_launches_each_kernel_as_planned(artifacts_dir: Path) -> Non
         assert f"raster_group = {decision.plan.raster_group} : i32" in line
         assert "has_side_effect = true" in line and "pdl = 0 : i32" in line
         types = "(tensor<1x1024x256xbf16>, tensor<1x256x512xbf16>) -> tensor<1x1024x512xbf16>"
-        if size := workspace_of(decision):
+        if unread := request(decision.plan, decision.entry).results[1:]:
+            (size,) = unread[0].shape
             types = types.replace("-> tensor<1x1024x512xbf16>", f"-> (tensor<1x1024x512xbf16>, tensor<{size}xui8>)")
         assert line.endswith(types)
     arguments = [re.findall(r"%arg\d+", line) for line in lines]

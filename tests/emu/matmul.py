@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
 import numpy as np
 
+from jax_bwgemm import recipe
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.problem import DTYPE_SHORT
 from jax_bwgemm.tile import Tile, workspace_bytes
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
@@ -23,28 +25,25 @@ PITCH_BYTES = 16  # what TMA can step over
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a launcher must know. `params`: (kind, size) in order; `tma`: operand -> (box, swizzle, atom bytes)."""
+    """What a launcher must know. `params`: (source, bytes) in order; `tensor_maps`: by role."""
 
     variant: Variant
     params: tuple[tuple[str, int], ...]
     num_threads: int
     smem_bytes: int
-    tma: dict[str, tuple[tuple[int, int, int], int, int]]
+    tensor_maps: dict[str, recipe.TensorMap]
     entry: str | None = None
 
 
-def operand_map(
-    address: int, array: np.ndarray, box: tuple[int, ...], swizzle: int, atom_bytes: int, name: str
-) -> TensorMap:
+def operand_map(address: int, array: np.ndarray, facts: recipe.TensorMap, name: str) -> TensorMap:
     """The map of a row-major (batch, other, contiguous) array."""
     batch, other, contiguous = array.shape
     pitch = contiguous * array.itemsize
     is_tf32 = array.dtype == np.float32 and name in ("a", "b")
     element = "tf32" if is_tf32 else DTYPE_SHORT[array.dtype.name]
-    more = {} if atom_bytes == 16 else {"swizzle_atom_bytes": atom_bytes}
-    return TensorMap(
-        address, (contiguous, other, batch), (pitch, pitch * other), tuple(box), element, swizzle, name, **more
-    )
+    more = {} if facts.swizzle_atom_bytes == 16 else {"swizzle_atom_bytes": facts.swizzle_atom_bytes}
+    sizes, strides = (contiguous, other, batch), (pitch, pitch * other)
+    return TensorMap(address, sizes, strides, facts.box, element, facts.swizzle_bytes, name, **more)
 
 
 def padded(array: np.ndarray) -> np.ndarray:
@@ -87,41 +86,29 @@ def run_matmul(
     batch = max(a.shape[0], b.shape[0])
     out = poisoned((batch, m, n) if variant.c_major == "n" else (batch, n, m), variant.out_dtype)
     memory = Memory()
-    arrays = {"a": padded(a), "b": padded(b), "c": out}
-    if residual is not None:
-        arrays["r"] = residual
-    addresses = {name: memory.register(array, name) for name, array in arrays.items()}
-    values: dict[str, Any] = {
-        f"tma_{name}": operand_map(addresses[name], arrays[name], *facts.tma[name], name) for name in facts.tma
-    }
-    values |= {
-        "c": addresses["c"],
-        "m": m,
-        "n": n,
-        "k": k,
-        "batch": batch,
-        "a_batch_step": int(a.shape[0] > 1),
-        "b_batch_step": int(b.shape[0] > 1),
-        "raster_group": raster_group,
-        "raster_along_n": raster_along_n,
-        "raster_order": raster_order,
-        "a_policy": NORMAL,
-        "b_policy": NORMAL,
-        "alpha": struct.pack("<f", alpha),
-    }
+    arrays = {"a": padded(a), "b": padded(b), "out": out}
+    arrays |= {name: array for name, array in (("bias", bias), ("residual", residual)) if array is not None}
     tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
     clusters = min(tiles, max_clusters or tiles)
     if tile.stream_k:
         clusters = max_clusters or tiles
-        space = poisoned_workspace(tile, clusters) if workspace is None else workspace
-        values |= dict(zip(("stream_tiles", "stream_clusters"), stream, strict=True))
-        values |= {"workspace": memory.register(space, "workspace"), "token": TOKEN}
-    if bias is not None:
-        values["bias"] = memory.register(bias, "bias")
+        arrays["workspace"] = poisoned_workspace(tile, clusters) if workspace is None else workspace
+    at = places(variant)
+    addresses = {name: memory.register(array, name) for name, array in arrays.items()}
+    values: dict[str, Any] = {
+        f"tma:{at[name]}": operand_map(addresses[name], arrays[name], own, name)
+        for name, own in facts.tensor_maps.items()
+    }
+    values |= {f"ptr:{at[name]}": address for name, address in addresses.items() if name in at}
+    values |= {"size:m": m, "size:n": n, "size:k": k, "size:batch": batch, "float:alpha": struct.pack("<f", alpha)}
+    values |= {f"step:{at[name]}": int(array.shape[0] > 1) for name, array in (("a", a), ("b", b))}
+    values |= {"int:raster_group": raster_group, "int:raster_along_n": raster_along_n}
+    values |= {"int:raster_order": raster_order, "l2:a_l2": NORMAL, "l2:b_l2": NORMAL, "token": TOKEN}
+    values |= dict(zip(("int:stream_tiles", "int:stream_clusters"), stream, strict=True))
     launch = Launch(
         grid=(tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters),
         block=(facts.num_threads, 1, 1),
-        params=tuple(values[kind] for kind, _ in facts.params),
+        params=tuple(values[source.partition("[")[0]] for source, _ in facts.params),
         cluster=(tile.cluster_m, tile.cluster_n, tile.cluster_k),
         smem_bytes=facts.smem_bytes,
         entry=facts.entry,
@@ -132,7 +119,12 @@ def run_matmul(
 
 def facts_of(variant: Variant, compiled: Any) -> Facts:
     """From `kernels.compile.compile_variant`'s result."""
-    return Facts(variant, compiled.params, compiled.num_threads, compiled.smem_bytes, compiled.tma)
+    maps = by_role(variant, compiled.tensor_maps)
+    return Facts(variant, compiled.params, compiled.num_threads, compiled.smem_bytes, maps)
+
+
+def by_role(variant: Variant, tensor_maps: Iterable[recipe.TensorMap]) -> dict[str, recipe.TensorMap]:
+    return {buffers(variant)[facts.buffer].role: facts for facts in tensor_maps}
 
 
 def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch: int = 1) -> Case:

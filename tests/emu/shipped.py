@@ -12,7 +12,7 @@ from jax_bwgemm.emulator import parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.kernels.catalog import catalogue
 from jax_bwgemm.variant import Variant
-from tests.emu.matmul import Facts
+from tests.emu.matmul import Facts, by_role
 
 
 def variants(target: str) -> list[Variant]:
@@ -54,9 +54,9 @@ def facts(variant: Variant) -> Facts:
     assert not isinstance(entry, str), entry
     return Facts(
         variant,
-        tuple((param.kind, param.size) for param in entry.params),
+        tuple((leaf.source, leaf.size) for leaf in entry.recipe.params),
         entry.num_threads,
         entry.smem_bytes,
-        {operand: (tma.box, tma.swizzle_bytes, tma.swizzle_atom_bytes) for operand, tma in entry.tma.items()},
+        by_role(variant, entry.recipe.tensor_maps),
         entry.entry,
     )

@@ -12,6 +12,7 @@ from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.machine import Warp
 from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.syntax import Mem, Reg
+from jax_bwgemm.recipe import TensorMap
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
 from tests.cases import fused
@@ -96,9 +97,10 @@ def test_products(of: Variant) -> None:
 
 def test_what_a_is_loaded_with() -> None:
     """The same boxes as any operand's, moved in 16-byte chunks."""
-    assert kernel(variant(Tile(256, 64, 32, cluster_m=2, cluster_n=2))).tma["a"] == ((32, 16, 1), 128, 16)
-    assert kernel(BYTES[10]).tma["a"] == ((128, 64, 1), 128, 16)
-    assert kernel(SMALL_BYTES).tma["a"] == ((64, 128, 1), 64, 16)
+    words = kernel(variant(Tile(256, 64, 32, cluster_m=2, cluster_n=2)))
+    assert words.tensor_maps[0] == TensorMap(0, "tf32", (32, 16, 1), 128, 16)
+    assert kernel(BYTES[10]).tensor_maps[0] == TensorMap(0, "u8", (128, 64, 1), 128, 16)
+    assert kernel(SMALL_BYTES).tensor_maps[0] == TensorMap(0, "u8", (64, 128, 1), 64, 16)
 
 
 @pytest.mark.parametrize("of", [SMALL, VARIANTS[7], SMALL_BYTES, BYTES[11], BYTES[19]], ids=lambda of: of.name)

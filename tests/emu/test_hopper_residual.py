@@ -88,7 +88,7 @@ def test_tiles_and_edges(of: Variant) -> None:
         moved = boxes * warpgroups * box_bytes
         for _, counters in results:
             assert sum(counters.tma_store_bytes.values()) == moved
-            assert sum(size for (name, _), size in counters.tma_load_bytes.items() if name == "r") == moved
+            assert sum(size for (name, _), size in counters.tma_load_bytes.items() if name == "residual") == moved
 
 
 @pytest.mark.parametrize("of", list(FORMS)[3:8], ids=lambda of: of.name)

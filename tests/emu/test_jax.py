@@ -463,7 +463,7 @@ def test_the_order_of_a_plan() -> None:
     decision = decide(problem, "h200", Tile.from_str(HOPPER), is_emulated=True)
     assert decision.plan is not None and decision.entry is not None
     a, b = np.asarray(normal(0, 1, 1288, 72)), np.asarray(normal(1, 1, 72, 264))
-    offset = next(param.offset for param in decision.entry.params if param.kind == "raster_order")
+    offset = next(leaf.offset for leaf in decision.entry.recipe.params if leaf.source.startswith("int:raster_order"))
     results = []
     for code, order in enumerate(RASTER_ORDERS):
         changed = dataclasses.replace(decision.plan, raster_group=2, raster_order=order)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax_bwgemm import artifacts, ffi
 from jax_bwgemm.arch import Arch
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.decision import Decision
-from jax_bwgemm.lowering import attributes, workspace_of
+from jax_bwgemm.launch import request
 from jax_bwgemm.order import raster
 from jax_bwgemm.plan import Plan
 from jax_bwgemm.problem import Problem
@@ -30,13 +29,9 @@ def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Calla
     stream = best_stream(tile, problem, arch)
     plan = Plan(problem, arch, (), tile, None, group, along_n, arch.family.raster_order, stream=stream)
     plan = dataclasses.replace(plan, **settings)
-    rows_cols = (problem.m, problem.n) if problem.c_major == "n" else (problem.n, problem.m)
-    result = jax.ShapeDtypeStruct((problem.batch, *rows_cols), jnp.dtype(problem.out_dtype))
-    decision = Decision(plan, entry)
-    size = workspace_of(decision)
-    workspace = [jax.ShapeDtypeStruct((size,), jnp.uint8)] if size else []
-    call = jax.ffi.ffi_call(ffi.TARGET_NAME, [result, *workspace])
-    attrs: dict[str, Any] = attributes(decision)
+    made = request(plan, entry)
+    call = jax.ffi.ffi_call(ffi.TARGET_NAME, [jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in made.results])
+    attrs: dict[str, Any] = ffi.as_hlo(made.attributes)
 
     def product(a: jax.Array, b: jax.Array, *rest: jax.Array) -> jax.Array:
         out: jax.Array = call(_padded(a), _padded(b), *rest, **attrs)[0]

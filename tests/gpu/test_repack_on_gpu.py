@@ -60,7 +60,7 @@ def test_against_numpy(repack: Repack) -> None:
         ) -> jax.Array:
             flat = jax.lax.bitcast_convert_type(flat, result.dtype)
             source = flat[start : start + int(np.prod(shape))].reshape(shape)
-            return call(source, **attributes(entry, result.shape, False))
+            return call(source, **ffi.as_hlo(attributes(entry, result.shape, False)))
 
         poison = jnp.full(result.shape, 0x5A, result.dtype)
         got = np.asarray(repacked(jnp.asarray(flat), poison)).view(unsigned)
@@ -77,7 +77,7 @@ def test_more_bytes_than_an_int32_counts(kind: str) -> None:
     moved = source if kind == "pad" else source.mT
     want = jnp.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % 128)))
     call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(want.shape, jnp.uint8))
-    assert jnp.array_equal(call(source, **attributes(entry, want.shape, False)), want)
+    assert jnp.array_equal(call(source, **ffi.as_hlo(attributes(entry, want.shape, False))), want)
 
 
 def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:

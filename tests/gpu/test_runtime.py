@@ -81,7 +81,7 @@ def test_a_gradient_holds_no_transpose_of_an_operand() -> None:
         return jnp.sum(jnp.sin(matmul(a, b)).astype(jnp.float32))
 
     text = jax.jit(jax.grad(loss, (0, 1))).lower(a, b).compile().as_text()
-    assert text.count("jax_bwgemm_matmul_v1") >= 3
+    assert text.count("jax_bwgemm_matmul_v2") >= 3
     assert " transpose(" not in text
     assert " copy(" not in text
 

@@ -1,17 +1,22 @@
-"""Writes the host code that CuTeDSL generates for a variant as an object file: python export.py DIR VARIANT_JSON."""
+"""Writes the host code that CuTeDSL generates for a variant as an object file, and beside it the recipe that the build
+would write into the manifest: python export.py DIR VARIANT_JSON."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 
-from jax_bwgemm.kernels.compile import compile_host
+from jax_bwgemm.kernels.compile import checked_maps, compile_host, params
+from jax_bwgemm.kernels.refusals import lay_out
+from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.variant import Variant, buffers
 
 if __name__ == "__main__":
     fields = json.loads(sys.argv[2])
     variant = Variant(**{**fields, "tile": Tile(**fields["tile"])})
-    compile_host(variant, f"--gpu-arch {variant.target} --dump-dir={sys.argv[1]}")[1].export_to_c(
-        sys.argv[1], "host", "host"
-    )
+    gemm, compiled = compile_host(variant, f"--gpu-arch {variant.target} --dump-dir={sys.argv[1]}")
+    compiled.export_to_c(sys.argv[1], "host", "host")
+    recipe = Recipe(buffers(variant), checked_maps(variant, gemm.tma_boxes), lay_out(params(variant, gemm)))
+    (pathlib.Path(sys.argv[1]) / "recipe.json").write_text(json.dumps(recipe.texts()))
