@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from jax_bwgemm.arch import TARGETS, Arch, family_of
-from jax_bwgemm.epilogue import Input, steps
+from jax_bwgemm.epilogue import ALPHA, BIAS, RESIDUAL, Input, steps
 from jax_bwgemm.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.tile import (
@@ -70,21 +70,22 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    """The part of `why_not` that says what kernels do to a result, one step after another: scalars multiply it, vectors
-    along its contiguous dimension are added, functions applied; and at most one matrix is added, last."""
+    """The part of `why_not` that says what kernels do to a result, one step after another: a scalar multiplies it, a
+    vector along its contiguous dimension is added, functions are applied, and last a matrix is added."""
     epilogue = problem.epilogue
     if epilogue.seconds:
         return f"a kernel requires one result, got {', '.join(role for role, _ in epilogue.results)}"
     found = steps(epilogue.out)
     if found is None:
         return f"a kernel requires an epilogue whose steps take what the one before gave, got {epilogue.out}"
+    legal = {("mul", ALPHA), ("add", Input(BIAS.role, problem.c_major))}
     for i, step in enumerate(found):
-        places = [x.place for x in step.args[1:] if isinstance(x, Input)]
-        legal = {"mul": ["scalar"], "add": [problem.c_major]}.get(step.op)
-        is_last_matrix = step.op == "add" and places == ["mn"] and i == len(found) - 1
-        if places and places != legal and not is_last_matrix:
-            rule = "a scalar to multiply by, a vector along the contiguous dimension or, last, a matrix to add"
+        own = step.op, step.args[-1]
+        is_last_matrix = own == ("add", RESIDUAL) and i == len(found) - 1
+        if len(step.args) > 1 and own not in legal and not is_last_matrix:
+            rule = f"`alpha` to multiply by, a `bias` along {problem.c_major} or, last, a `residual` to add"
             return f"a step of an epilogue requires {rule}, got {step}"
+        legal.discard(own)  # type: ignore[arg-type]
     return None
 
 

@@ -16,6 +16,7 @@ from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.shipped import SHIPPED_TILES
 from jax_bwgemm.tile import k_tile, num_stages, num_threads, smem_bytes, tmem_cols
 from jax_bwgemm.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
+from tests.cases import fused
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
 EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu", "residual", "scale_bias_relu_residual")
@@ -101,4 +102,4 @@ def _variants(targets: Iterable[str]) -> Iterator[Variant]:
     ):
         for tile in SHIPPED_TILES[family_of(target).name]:
             own = dataclasses.replace(tile, k_tile=k_tile(a))
-            yield Variant(target, a, b, out, a_major, b_major, own, epilogue, c_major, store)
+            yield Variant(target, a, b, out, a_major, b_major, own, fused(epilogue, c_major), c_major, store)

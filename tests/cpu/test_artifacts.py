@@ -14,10 +14,15 @@ from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, RepackEntry
 from jax_bwgemm.repack import Repack
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
+from tests.cases import fused
 
 THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 128), c_major="m", store="threads")
-RESIDUAL = Variant("sm_100a", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), "bias_relu_residual")
-VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), "scale_bias")
+RESIDUAL = Variant(
+    "sm_100a", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), fused("bias_relu_residual")
+)
+VARIANT = Variant(
+    "sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), fused("scale_bias")
+)
 ALL = (VARIANT, THREADS, RESIDUAL)
 REPACK = Repack("sm_90a", "transpose", 1)
 

@@ -32,6 +32,7 @@ from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.streams import Stream
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, places
+from tests.cases import fused
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
 
@@ -60,15 +61,15 @@ DESCRIPTOR_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
 VARIANTS = [
-    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2), "scale_bias"),
+    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2), fused("scale_bias")),
     Variant("sm_90a", F16, F16, F32, "m", "k", Tile(64, 128)),
-    Variant("sm_90a", BF16, BF16, F16, "m", "n", Tile(128, 128, cluster_n=2), "bias"),
+    Variant("sm_90a", BF16, BF16, F16, "m", "n", Tile(128, 128, cluster_n=2), fused("bias")),
     Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 128), store="threads"),
-    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2, stream_k=True), "scale_bias"),
+    Variant("sm_90a", BF16, BF16, BF16, "k", "n", Tile(128, 256, cluster_m=2, stream_k=True), fused("scale_bias")),
     Variant("sm_90a", F32, F32, F32, "m", "k", Tile(128, 128, 32, cluster_n=2), c_major="m"),
-    Variant("sm_100a", BF16, BF16, BF16, "k", "k", Tile(128, 256), "scale"),
-    Variant("sm_100a", F16, F16, F32, "m", "n", PAIR, "scale_bias"),
-    Variant("sm_100a", BF16, BF16, F32, "k", "n", Tile(128, 128), "scale_bias", store="threads"),
+    Variant("sm_100a", BF16, BF16, BF16, "k", "k", Tile(128, 256), fused("scale")),
+    Variant("sm_100a", F16, F16, F32, "m", "n", PAIR, fused("scale_bias")),
+    Variant("sm_100a", BF16, BF16, F32, "k", "n", Tile(128, 128), fused("scale_bias"), store="threads"),
     Variant("sm_100a", BF16, BF16, BF16, "k", "n", PAIR, c_major="m"),
     Variant("sm_100a", BF16, BF16, BF16, "k", "n", Tile(128, 128, cluster_k=4)),
     Variant("sm_100a", BF16, BF16, BF16, "k", "n", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
@@ -95,7 +96,7 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     variant: Variant = request.param
     directory = tmp_path_factory.mktemp("dsl_host")
     environment = {**os.environ, "CUTE_DSL_ARCH": variant.target, "PYTHONPATH": str(REPOSITORY)}
-    fields = json.dumps(dataclasses.asdict(variant))
+    fields = json.dumps(variant.to_json())
     script = str(HERE / "dsl_host" / "export.py")
     subprocess.run([sys.executable, script, str(directory), fields], env=environment, check=True)
     compiler = shutil.which("cc") or shutil.which("gcc") or "c++"
@@ -141,9 +142,10 @@ def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
 
 def _our_plan(entry: Entry) -> ffi.LaunchPlan:
     variant = entry.variant
+    scalars = tuple((role, ALPHA) for role, _ in variant.steps.scalars)
     problem = Problem(
         M, N, K, BATCH, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
-        a_batch=BATCH, b_batch=1, epilogue=Epilogue(ALPHA, "bias" in variant.epilogue), c_major=variant.c_major,
+        a_batch=BATCH, b_batch=1, epilogue=Epilogue(variant.epilogue, scalars), c_major=variant.c_major,
     )  # fmt: skip
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     plan = Plan(

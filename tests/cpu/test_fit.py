@@ -59,13 +59,13 @@ def test_the_search_comes_closer_and_changes_nothing() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problem = {"m": 64, "n": 512, "k": 512, "epilogue": {}}
+    problem = {"m": 64, "n": 512, "k": 512, "epilogue": "acc"}
     kernels = [
         {"tile": "64x128x64_cta1_cluster1x1", "swapped": False, "predicted_us": 9.0, "measured_us": 5.0},
         {"tile": "128x64x64_cta1_cluster1x1", "swapped": True, "predicted_us": 9.0, "measured_us": 4.0},
     ]
     path = tmp_path / "regret.json"
-    xlas = {"m": 16, "n": 513, "k": 512, "epilogue": {}}  # by a rule that is younger than the file
+    xlas = {"m": 16, "n": 513, "k": 512, "epilogue": "acc"}  # by a rule that is younger than the file
     timed = [{"problem": each, "kernels": kernels} for each in (problem, xlas)]
     path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": timed}))
     assert main(["bench", "--fit", str(path), "--steps", "3"]) == 0

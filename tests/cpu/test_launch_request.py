@@ -14,18 +14,19 @@ from fake_machine import INVALID_ARGUMENT, OK, OUT, Machine, read_map
 from jax_bwgemm import ffi
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.cost import Stream
+from jax_bwgemm.epilogue import chain
 from jax_bwgemm.kernels.refusals import lay_out
 from jax_bwgemm.launch import Array, Request, request
 from jax_bwgemm.plan import Plan
-from jax_bwgemm.problem import Epilogue, Problem
+from jax_bwgemm.problem import Problem
 from jax_bwgemm.recipe import Buffer, Recipe, TensorMap, leaf_bytes
+from jax_bwgemm.streams import Stream
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import variant_for
 
 pytestmark = fake_machine.needs
 TILE = Tile(128, 256, cluster_m=2, stream_k=True)
-PROBLEM = Problem(1000, 520, 100, 3, b_batch=3, epilogue=Epilogue(0.5, True, "relu", True))
+PROBLEM = Problem(1000, 520, 100, 3, b_batch=3, epilogue=chain(0.5, True, "relu", True))
 PLAN = Plan(
     PROBLEM, ARCHS["h200"], (), TILE, raster_group=4, raster_along_n=1, raster_order="snake", a_l2="evict_first",
     pdl=True, stream=Stream(7, 9),

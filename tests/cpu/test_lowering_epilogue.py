@@ -18,6 +18,7 @@ import jax_bwgemm
 from jax_bwgemm import artifacts, decision
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant
+from tests.cases import fused
 
 BIAS, RESIDUAL = struct(1024), struct(512, 1024)
 
@@ -116,7 +117,7 @@ def test_gradients_of_a_gate(artifacts_dir, residual):
 def test_a_gate_in_a_kernel(tmp_path, monkeypatch):
     """Behind a bias, with an operand as for any other."""
     tile = Tile(128, 128)
-    entry = fake_entry(Variant("sm_90a", *("bfloat16",) * 3, "k", "n", tile, "bias_gelu"))
+    entry = fake_entry(Variant("sm_90a", *("bfloat16",) * 3, "k", "n", tile, fused("bias_gelu")))
     write_fake_artifacts(tmp_path, [entry])
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     (call,) = calls(hlo(lambda a, b, c: matmul(a, b, bias=c, activation="gelu"), X, W, BIAS))

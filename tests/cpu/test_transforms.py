@@ -38,13 +38,14 @@ def close(got, want, tolerance=2.0**-7):
 
 
 def params(case, **kwargs):
-    names = ("a_major", "b_major", "alpha")
+    names = ("a_major", "b_major", "epilogue")
     settings = {"tile": None, "precision": None, **dataclasses.asdict(Config("ignore"))}
     return {n: getattr(case, n) for n in names} | {"out_dtype": jnp.dtype(case.out_dtype)} | settings | kwargs
 
 
 def run(case, a, b, bias=None, residual=None):
-    return fused_product(a, b, bias, residual, **params(case, activation=case.activation))
+    own = dataclasses.replace(case, has_bias=bias is not None, has_residual=residual is not None).epilogue
+    return fused_product(a, b, [x for x in (bias, residual) if x is not None], **params(case, epilogue=own))[0]
 
 
 def plain(case, a, b, bias=None, residual=None):

@@ -25,7 +25,7 @@ from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.cost import roofline_us
 from jax_bwgemm.decision import Decision, kernels, measurements
-from jax_bwgemm.epilogue import chain
+from jax_bwgemm.epilogue import Epilogue, chain, parse
 from jax_bwgemm.launch import request
 from jax_bwgemm.problem import Problem
 from jax_bwgemm.tile import FEW, Tile
@@ -273,7 +273,7 @@ def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> 
     fields = json.loads((tmp_path / "new" / "out.json").read_text())
     assert fields["facts"] == {"arch": "h200", "seed": 0}
     first = fields["products"][0]
-    assert Problem(**first["problem"] | {"epilogue": chain(**first["problem"]["epilogue"])}) == PROBLEM
+    assert Problem(**first["problem"] | {"epilogue": Epilogue(parse(first["problem"]["epilogue"]))}) == PROBLEM
     for i, kernel in enumerate(first["kernels"]):
         candidate = next(c for c in found[0].modelled.candidates if str(c.tile) == kernel["tile"])
         assert candidate.cost is not None and kernel["predicted_us"] == candidate.cost.us

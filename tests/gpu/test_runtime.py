@@ -239,17 +239,37 @@ def test_flattened_weights() -> None:
     assert_close(jax.jit(lambda x, flat: matmul(x, unravel(flat)["w"]))(x, flat), jnp.dot(x, unravel(flat)["w"]))
 
 
-def test_a_pointer_that_is_only_element_aligned_is_refused_with_the_remedy() -> None:
-    """Behind a function boundary the lowering does not see the slice; XLA inlines the call and passes its middle."""
+def test_flattened_weights_behind_a_function() -> None:
+    """XLA inlines the call, but the lowering has seen that the function may be handed a slice."""
     x, flat, unravel = flattened()
-    inner = jax.jit(matmul)
+    inner = jax.jit(lambda x, w: matmul(x, w))
+    got = jax.jit(lambda x, flat: inner(x, unravel(flat)["w"]))(x, flat)
+    assert_close(got, jnp.dot(x, unravel(flat)["w"]))
+
+
+def test_a_pointer_that_is_only_element_aligned_is_refused_with_the_remedy() -> None:
+    """Of a function that was lowered for a whole array, JAX does not ask again when it is handed a slice."""
+    x, flat, unravel = flattened()
+    inner = jax.jit(lambda x, w: matmul(x, w))
 
     def run(wrap: Any) -> jax.Array:
-        return jax.block_until_ready(jax.jit(lambda x, flat: inner(x, wrap(unravel(flat)["w"])))(x, flat))
+        both = jax.jit(lambda x, w, flat: (inner(x, w), inner(x, wrap(unravel(flat)["w"]))))
+        return jax.block_until_ready(both(x, unravel(flat)["w"], flat))[1]
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"16 bytes.*optimization_barrier"):
         run(lambda w: w)
     assert_close(run(jax.lax.optimization_barrier), jnp.dot(x, unravel(flat)["w"]))
+
+
+def test_a_result_in_the_middle_of_an_array() -> None:
+    """At an offset of 6 bytes, where TMA cannot store; and stacked by a scan, where it does so in place."""
+    x, w, big = normal(0, 64, 256), normal(1, 256, 128), jnp.zeros(64 * 128 + 8, jnp.bfloat16)
+    got = jax.jit(lambda x, w, big: big.at[3 : 3 + 64 * 128].set(matmul(x, w).reshape(-1)))(x, w, big)
+    assert_close(got[3:-5].reshape(64, 128), jnp.dot(x, w))
+    assert not np.asarray(got[:3], np.float32).any() and not np.asarray(got[-5:], np.float32).any()
+    weights = normal(2, 5, 256, 128)
+    stacked = jax.jit(lambda x, ws: jax.lax.scan(lambda x, w: (x, matmul(x, w)), x, ws)[1])(x, weights)
+    assert_close(stacked, jnp.matmul(x, weights))
 
 
 @pytest.mark.parametrize("shape", [(64, 65, 100), (63, 127, 99), (1, 1, 1), (300, 513, 1001)])

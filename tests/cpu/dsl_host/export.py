@@ -10,12 +10,10 @@ import sys
 from jax_bwgemm.kernels.compile import checked_maps, compile_host, params
 from jax_bwgemm.kernels.refusals import lay_out
 from jax_bwgemm.recipe import Recipe
-from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, buffers
 
 if __name__ == "__main__":
-    fields = json.loads(sys.argv[2])
-    variant = Variant(**{**fields, "tile": Tile(**fields["tile"])})
+    variant = Variant.from_json(json.loads(sys.argv[2]))
     gemm, compiled = compile_host(variant, f"--gpu-arch {variant.target} --dump-dir={sys.argv[1]}")
     compiled.export_to_c(sys.argv[1], "host", "host")
     recipe = Recipe(buffers(variant), checked_maps(variant, gemm.tma_boxes), lay_out(params(variant, gemm)))
