@@ -18,8 +18,12 @@ from jax_bwgemm.variant import Variant
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-    """`groups` of warps store on their own, each through `buffers` of `rows` by `buffer_cols`; of as many columns are
-    its boxes, `cols`, but where warps store rows: these are `segments` of the buffers. `store`: "tma" or "threads"."""
+    """`groups` of warps store on their own, each box of `rows` by `cols` through one of its `buffers`.
+
+    A buffer has `rows` and `buffer_cols`: other than `cols` only where warps store rows, for which all of a warp's
+    buffers are one piece of memory (`segments`). `span_bytes`: of its contiguous dimension, its swizzle's. `store`:
+    "tma" or "threads".
+    """
 
     dtype: Any
     c_major: str

@@ -71,7 +71,7 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class GemmFacts:
     """A variant as its kernel needs it.
 
     `full_bytes` complete a stage, `residual_bytes` a residual's box. `drains_stages`: shared memory must live until all
@@ -112,12 +112,12 @@ class Facts:
         return a, b, coordinate_tensor(self.boxes.c_major == "n", m, n, batch)
 
 
-def facts_of(variant: Variant) -> Facts:
+def facts_of(variant: Variant) -> GemmFacts:
     tile = variant.tile
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     a_dtype, out_dtype = IN_DTYPES[variant.a_dtype], OUT_DTYPES[variant.out_dtype]
     in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
-    return Facts(
+    return GemmFacts(
         tile=tile,
         a_dtype=a_dtype,
         b_dtype=IN_DTYPES[variant.b_dtype],

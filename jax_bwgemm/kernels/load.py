@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Int32, Int64, cute, pipeline
 
 from jax_bwgemm.kernels import masks
-from jax_bwgemm.kernels.gemm import Facts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts, Params
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.walk import Walk
 
@@ -53,7 +53,7 @@ def feeds(params: Params, walk: Walk, a: Ends, b: Ends) -> tuple[Feed, Feed]:
 
 
 @cute.jit
-def keep_full(feeds: tuple[Feed, Feed], ab: Any, facts: cutlass.Constexpr[Facts], walk: Walk, split: KSplit) -> None:
+def keep_full(feeds: tuple[Feed, Feed], ab: Any, facts: GemmFacts, walk: Walk, split: KSplit) -> None:
     """The load warp: fills every stage as soon as it is empty, through all items of the walk. `ab`: their pipeline."""
     a, b = feeds
     tile = facts.tile

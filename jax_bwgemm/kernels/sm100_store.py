@@ -19,7 +19,7 @@ from cutlass.tensor_utils import LayoutEnum
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, add_terms
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.gemm import Facts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts, Params
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
 from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
 from jax_bwgemm.kernels.split_k import KSplit
@@ -102,7 +102,7 @@ class Drain:
 class StoreRole:
     """The four store warps. Their groups have named barriers from `first_barrier` on."""
 
-    facts: Facts
+    facts: GemmFacts
     tmem: Tmem
     first_barrier: int
 
@@ -200,7 +200,7 @@ class StoreRole:
 class ResidualRole:
     """The residual warp: box after box of all store groups, in the order of the store warps."""
 
-    facts: Facts
+    facts: GemmFacts
 
     @cute.jit
     def run(self, params: Params, shared: Shared, walk: Walk) -> None:

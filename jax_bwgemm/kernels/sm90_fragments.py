@@ -21,7 +21,7 @@ import cutlass
 from cutlass import Uint16, Uint32, cute
 from cutlass.cute.nvgpu import warp
 
-from jax_bwgemm.kernels.gemm import Facts
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import StoreGroup
 from jax_bwgemm.tile import SWIZZLE_BYTES, Tile
 
@@ -148,7 +148,7 @@ def matrix_k(matrix: Any, row: Any) -> Any:
     return 16 * (matrix // 2) + 4 * t + 2 * (matrix % 2 ^ t // 2) + row % 2
 
 
-def fragments_of(facts: Facts, side_by_side: int) -> WordFragments | ByteFragments | None:
+def fragments_of(facts: GemmFacts, side_by_side: int) -> WordFragments | ByteFragments | None:
     """How threads pick A's fragments, if it comes from registers."""
     if not facts.a_in_registers:
         return None

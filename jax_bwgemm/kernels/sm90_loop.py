@@ -24,7 +24,7 @@ from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState as State
 
-from jax_bwgemm.kernels.gemm import Facts
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_deal import Hand
 from jax_bwgemm.kernels.sm90_store import Backlog
@@ -37,7 +37,7 @@ HALVES = 2  # of a stage's k
 class MainLoop:
     """A consumer warpgroup's. `a`, `b`: `Wgmma.operands`; `backlog`: what is stored beside the wgmmas."""
 
-    facts: Facts
+    facts: GemmFacts
     wgmma: Wgmma
     a: Any
     b: cute.Tensor

@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import add_terms
-from jax_bwgemm.kernels.gemm import Facts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts, Params
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
 from jax_bwgemm.kernels.sm90_deal import Deal, Hand
 from jax_bwgemm.kernels.sm90_store import Sums
@@ -50,7 +50,7 @@ class Carrier:
     """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: the residual or the
     result (m, n, l)."""
 
-    facts: Facts
+    facts: GemmFacts
     params: Params
     matrix: cute.Tensor
     own: cute.Tensor
@@ -78,7 +78,7 @@ class Carrier:
 class ResidualRole:
     """The residual warp of a warpgroup."""
 
-    facts: Facts
+    facts: GemmFacts
 
     @cute.jit
     def run(self, params: Params, sC: cute.Tensor, barriers: cute.Pointer, hand: Hand) -> None:

@@ -19,7 +19,7 @@ from cutlass.tensor_utils import LayoutEnum
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
-from jax_bwgemm.kernels.gemm import Facts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts, Params
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, SlabRows, swizzled
@@ -141,7 +141,7 @@ class Backlog:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStore:
-    """Of a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
+    """Where a CTA has a part of the sum: of each warpgroup's boxes, every CTA of the split adds and stores some."""
 
     sums: Sums
     outlet: Outlet
@@ -173,14 +173,13 @@ class SplitStore:
 
 @dataclasses.dataclass(frozen=True)
 class WayOut:
-    """How a warpgroup's outlet is made."""
+    """What a warpgroup's outlet is made from."""
 
-    facts: Facts
+    facts: GemmFacts
     rows: SlabRows
 
     def outlet(self, params: Params, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:
-        """One warpgroup's, box by box; stmatrix where elements have 16 bits and TMA stores them. `mma`: of one
-        warpgroup."""
+        """stmatrix where elements have 16 bits and TMA stores them. `mma`: of one warpgroup."""
         boxes, out = self.facts.boxes, params.maps.c
         if boxes.by_rows:
             return row_outlet(boxes, group, sC, out, params.sizes)

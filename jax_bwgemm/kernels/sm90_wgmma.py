@@ -14,7 +14,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from jax_bwgemm.kernels.gemm import Facts
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.operands import layout_enum
 from jax_bwgemm.kernels.outlets import StoreGroup
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
@@ -36,7 +36,7 @@ class MmaTf32Op(warpgroup.MmaF8Op):
 class Wgmma:
     """`fragments`: how threads pick those of A, if it comes from registers."""
 
-    facts: Facts
+    facts: GemmFacts
     deal: Deal
     fragments: WordFragments | ByteFragments | None
 
