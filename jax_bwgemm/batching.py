@@ -75,7 +75,7 @@ def _batch_outside(
     for x, (value, dim) in zip(epilogue.operands, extras, strict=True):
         front = _front(value, dim)
         values.append(front if x.place == "mn" else front[:, None, None, :])
-    v = next(size for size in (acc.shape[0], *(value.shape[0] for value in values)) if size != 1 or not values)
+    (v,) = jnp.broadcast_shapes(acc.shape[:1], *(value.shape[:1] for value in values))
     acc = jnp.broadcast_to(acc, (v, *acc.shape[1:]))
     outs = finish(acc, epilogue, values, out_dtype)
     return outs, (0,) * len(outs)

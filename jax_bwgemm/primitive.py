@@ -121,7 +121,9 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     terms += [jnp.broadcast_to(dot, shape) for x in inner.operands if (dot := _present(known[x][1])) is not None]
     values = [known[x][0] for x in epilogue.operands]
     others = {x: dot for x in outer.operands if (dot := _present(known[x][1])) is not None}
-    if outer.is_identity or not (terms or set(others) - set(_addends(outer))):
+    added = _addends(outer)
+    is_affine = not outer.seconds and len(added) == len(steps(outer.out) or (outer,))
+    if outer.is_identity or is_affine or not (terms or set(others) - set(added)):
         outs: Sequence[jax.Array] = fused_product(primals[0], primals[1], values, epilogue=epilogue, **params)
         return list(outs), [_sum([*terms, *others.values()], outs[0])] * len(outs)
     derivative = _relu_with_derivative if _is_relu(outer) else _with_derivative

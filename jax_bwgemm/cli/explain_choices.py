@@ -8,13 +8,14 @@ catalogue or a table is a difference of it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
 
 from jax_bwgemm import measured
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, Case
+from jax_bwgemm.bench.cases import DEFAULT, FORMS, Case
 from jax_bwgemm.kernels.catalog import catalogue
 from jax_bwgemm.plan import Plan, plan
 from jax_bwgemm.tile import FEW
@@ -102,6 +103,13 @@ def _listed(target: str) -> frozenset[Variant]:
     return frozenset(catalogue([target]))
 
 
+EPILOGUES = tuple(
+    "+".join(filter(None, steps))
+    for steps in itertools.product(("", "bias"), ("", "relu", "gelu", "silu"), ("", "residual"))
+    if any(steps)
+)  # of what ships
+
+
 def _random_cases() -> list[Case]:
     """Those of at least MIN_FLOPS. Of `random`, only what every version of Python draws alike."""
     draw, found = random.Random(SEED).random, list[Case]()
@@ -119,7 +127,7 @@ def _random_case(draw: Callable[[], float]) -> str:
     sizes = f"{m}x{-(-n // step) * step}x{-(-k // step) * step}"
     form, dtypes = _pick(draw, [(form, 1.0) for form in FORMS]), _pick(draw, DTYPES)
     has_epilogue = draw() < 0.4 and form != "tn" and dtypes != "s8->s32"
-    epilogue = f":{_pick(draw, [(name, 1.0) for name in EPILOGUES[2:]])}" if has_epilogue else ""
+    epilogue = f":{_pick(draw, [(name, 1.0) for name in EPILOGUES])}" if has_epilogue else ""
     return f"{'8*' if draw() < 0.1 else ''}{sizes}:{form}:{dtypes}{epilogue}"
 
 

@@ -32,7 +32,7 @@ from jax_bwgemm.recipe import Recipe
 from jax_bwgemm.streams import Stream
 from jax_bwgemm.tile import Tile
 from jax_bwgemm.variant import Variant, places
-from tests.cases import fused
+from tests.cases import fused, has
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
 
@@ -86,7 +86,7 @@ class _Tensor(ctypes.Structure):
 def _params(variant: Variant) -> list[tuple[str, int]]:
     kinds = ["tma_a", "tma_b", "tma_c" if variant.store == "tma" else "c", *INTS, *POLICIES]
     kinds += STREAM if variant.tile.stream_k else ()
-    kinds += [kind for kind, step in (("alpha", "scale"), ("bias", "bias")) if step in variant.epilogue]
+    kinds += [kind for kind in ("alpha", "bias") if has(variant, kind)]
     return [(kind, SIZES.get(kind, 4)) for kind in kinds]
 
 

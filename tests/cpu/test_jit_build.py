@@ -280,6 +280,7 @@ def test_the_compiler_is_not_imported_here():
     script = (
         "import sys; from jax_bwgemm import jit_build; from jax_bwgemm.tile import Tile; "
         "from jax_bwgemm.variant import Variant; "
+        "from jax_bwgemm.epilogue import Input; "
         f"jit_build.cache_dir({VARIANT!r}); sys.exit('cutlass' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_bwgemm import ffi
-from jax_bwgemm.plan import L2_HINTS
+from jax_bwgemm.order import L2_HINTS
 from jax_bwgemm.problem import DTYPE_BYTES
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))

@@ -148,7 +148,7 @@ def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir, device, steps, resi
             text = hlo(f, X, W, *residual)
     (call,) = calls(text)
     assert call["variant"].startswith(kernel) and call["variant"].endswith("_identity")
-    assert (call["types"].endswith("tensor<1x512x1024xf32>"), call["alpha"]) == (True, "1.000000e+00 : f32")
+    assert call["types"].endswith("tensor<1x512x1024xf32>") and "alpha" not in call
     out = steps.get("out_dtype", "bf16").replace("float8_e4m3fn", "f8E4M3FN")
     assert re.findall(r"stablehlo.convert .*\(tensor<\S+xf32>\) -> tensor<\S+x(\w+)>", text) == [out]
     assert "dot_general" not in text and "stablehlo.transpose" not in text

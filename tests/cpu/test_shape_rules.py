@@ -125,7 +125,8 @@ def test_empty(shapes):
         (
             lambda: jax_bwgemm.matmul(X, W, activation="gelu_tanh"),
             ValueError,
-            r"`activation` requires one of \(None, 'relu', 'gelu', 'silu'\), got 'gelu_tanh'",
+            "`activation` requires None or one of relu, gelu, silu, sigmoid, tanh, gelu_exact, squared_relu, leaky_relu, "
+            "got 'gelu_tanh'",
         ),
         (
             lambda: jax_bwgemm.matmul(X, W, tile="big"),

@@ -8,7 +8,7 @@ import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
 from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.epilogue import chain
+from jax_bwgemm.epilogue import ACC, Apply, Epilogue, chain
 from jax_bwgemm.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.plan import candidates
 from jax_bwgemm.shipped import SHIPPED_TILES
@@ -259,7 +259,26 @@ def test_legal(tile, problem, arch):
             H200,
             "`k` requires 1..2147483647, got 2147483648",
         ),
-        (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True)), H200, None),
+        (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True).transposed), H200, None),
+        (
+            BEST_H200,
+            changed(c_major="m", epilogue=chain(1.0, True)),
+            H200,
+            "a step of an epilogue requires `alpha` to multiply by, a `bias` along m or, last, a `residual` to add, got "
+            "add(acc, bias:n)",
+        ),
+        (
+            BEST_H200,
+            changed(epilogue=Epilogue(Apply("mul", (ACC, Apply("sigmoid", (ACC,)))))),
+            H200,
+            "a kernel requires an epilogue whose steps take what the one before gave, got mul(acc, sigmoid(acc))",
+        ),
+        (
+            BEST_H200,
+            changed(epilogue=Epilogue(seconds=(("before", ACC),))),
+            H200,
+            "a kernel requires one result, got out, before",
+        ),
     ],
 )
 def test_why_not(tile, problem, arch, sentence):
