@@ -18,7 +18,7 @@ from jax_bwgemm.config import report_fallback
 from jax_bwgemm.decision import Decision, register
 from jax_bwgemm.ffi import TARGET_NAME, as_hlo
 from jax_bwgemm.launch import request
-from jax_bwgemm.origins import is_in_loop
+from jax_bwgemm.origins import may_be_in_loop
 from jax_bwgemm.precision import why_not_precision
 from jax_bwgemm.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.problem import Problem
@@ -127,7 +127,7 @@ def _may_lie_anywhere(entry: Entry) -> bool:
     """Whether the kernel can store into the middle of a larger array, where XLA has it store a result that is written
     there by a dynamic_update_slice. Threads can anywhere; TMA wants 16 bytes, which rows that it can step over keep,
     as those have that a scan stacks. (A loop that flattens a result first is refused, with the remedy.)"""
-    return entry.variant.store == "threads" or is_in_loop()
+    return entry.variant.store == "threads" or may_be_in_loop()
 
 
 def _whole(ctx: Any, results: Any) -> Any:

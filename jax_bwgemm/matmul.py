@@ -130,20 +130,23 @@ def matmul(
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
         report_fallback(settings.on_fallback, str(posed((a, b, *extras), params)), reason)
-    return _matmul(a, b, extras, static, None if reason else settings)
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in (a, b, *extras))
+    # Not in a trace: jax 0.11 lowers an inlined function apart, where nobody sees of what its operands are transposes.
+    return (_matmul if is_traced else _compiled)(a, b, extras, static, None if reason else settings)
 
 
-@functools.partial(jax.jit, static_argnames=("params", "settings"), inline=True)
 def _matmul(
     a: Array, b: Array, extras: tuple[Any, ...], params: tuple[tuple[str, Any], ...], settings: Config | None
 ) -> Array:
-    """Compiled as one where it is called on arrays; in a trace, its operations stand as if there were no function.
-    Without `settings` it is XLA's."""
+    """Without `settings` it is XLA's."""
     shape, given = matmul_shape(a.shape, b.shape), dict(params)
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
         return _matmul_by_xla(a, b, extras, **given)
     return stack(a, b, extras, given["epilogue"]).multiply(given, settings).reshape(shape)
+
+
+_compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
 
 
 def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:

@@ -42,24 +42,24 @@ def before_transpose(value: Any) -> Any | None:
     return op.operands[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None
 
 
-def is_fusible(value: Any) -> bool:
+def is_fusible(value: Any, module: Any) -> bool:
     """Whether XLA can compute `value` inside an operation that reads it once: it is made by elementwise arithmetic or
     by moving elements. Else it lies in memory: an argument, what a product, a library, a loop or another device made,
     or a slice without a gap of one of these.
     """
     op = _defining_op(value)
     while op is not None and (op.name == "func.call" or _keeps_order(op)):
-        value = _result_in_callee(op, value) if op.name == "func.call" else op.operands[0]
+        value = _result_in_callee(op, value, module) if op.name == "func.call" else op.operands[0]
         op = _defining_op(value)
     return op is not None and (op.name.startswith("chlo.") or op.name.removeprefix("stablehlo.") in _FUSIBLE)
 
 
-def slice_step_bytes(value: Any, item_bytes: int, seen: tuple[int, ...] = ()) -> int:
+def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, ...] = ()) -> int:
     """A number of bytes that divides the offset of `value` in the array that it is a slice (of a slice) of; 0 if it is
     no slice.
 
-    XLA may hand a custom call a pointer into the array instead of a copy of the slice. `seen`: sizes of the inner
-    functions' arguments on the way here.
+    XLA may hand a custom call a pointer into the array instead of a copy of the slice. `module`: the operation in which
+    the function will be. `seen`: sizes of the inner functions' arguments on the way here.
     """
     step = 0
     calls: list[Any] = []
@@ -68,10 +68,10 @@ def slice_step_bytes(value: Any, item_bytes: int, seen: tuple[int, ...] = ()) ->
         if op is None and calls:
             value = calls.pop().operands[value.arg_number]
         elif op is None:
-            return math.gcd(step, _handed_step_bytes(value, item_bytes, seen))
+            return math.gcd(step, _handed_step_bytes(value, item_bytes, module, seen))
         elif op.name == "func.call":
             calls.append(op)
-            value = _result_in_callee(op, value)
+            value = _result_in_callee(op, value, module)
         elif op.name in ("stablehlo.reshape", *_SLICES):
             step = math.gcd(step, _offset_step_bytes(op, item_bytes))
             value = op.operands[0]
@@ -79,25 +79,27 @@ def slice_step_bytes(value: Any, item_bytes: int, seen: tuple[int, ...] = ()) ->
             return step
 
 
-def is_in_loop() -> bool:
-    """Whether what is emitted now belongs to the body of a loop: to a function of its own in jax, `closed_call`, whose
-    caller is not to be seen; a conditional's branches are such functions, too."""
+def may_be_in_loop() -> bool:
+    """Whether what is emitted now may belong to the body of a loop. That is a function of its own: `closed_call` in
+    jax 0.10, and in jax 0.11 one that is no part of the module yet, since it will be inlined, as some others are."""
     op = ir.InsertionPoint.current.block.owner.operation  # type: ignore[attr-defined]
     while op.name not in ("stablehlo.while", "func.func"):
         op = op.parent.operation
-    return op.name == "stablehlo.while" or op.attributes["sym_name"].value.startswith("closed_call")
+    if op.name == "stablehlo.while" or not _is_attached(op):
+        return True
+    return op.attributes["sym_name"].value.startswith("closed_call")
 
 
-def _handed_step_bytes(argument: Any, item_bytes: int, seen: tuple[int, ...]) -> int:
+def _handed_step_bytes(argument: Any, item_bytes: int, module: Any, seen: tuple[int, ...]) -> int:
     """The same of an argument: the entry function's, and a loop's, are whole arrays. An inner function may be handed
     any slice of that size which the module has by now; whoever calls it later is not seen."""
     size, entry = math.prod(argument.type.shape), argument.owner.owner.operation
-    if entry.name != "func.func" or _is_public(entry) or size in seen:
+    if entry.name != "func.func" or size in seen or (_is_attached(entry) and _is_public(entry)):
         return 0
-    slices = (op for function in _functions(entry) for op in _operations(function.regions[0]) if op.name in _SLICES)
+    slices = (op for function in _functions(module) for op in _operations(function.regions[0]) if op.name in _SLICES)
     results = (op.results[0] for op in slices if math.prod(op.results[0].type.shape) == size)
     alike = (value for value in results if value.type.element_type == argument.type.element_type)
-    return math.gcd(*(slice_step_bytes(value, item_bytes, (*seen, size)) for value in alike))
+    return math.gcd(*(slice_step_bytes(value, item_bytes, module, (*seen, size)) for value in alike))
 
 
 def _offset_step_bytes(op: Any, item_bytes: int) -> int:
@@ -110,12 +112,8 @@ def _offset_step_bytes(op: Any, item_bytes: int) -> int:
     return math.gcd(*moving)
 
 
-def _functions(op: Any) -> Iterator[Any]:
-    """All of the module that `op` is in."""
-    op = op.operation
-    while op.parent is not None:
-        op = op.parent.operation
-    return (inner.operation for inner in op.regions[0].blocks[0] if inner.operation.name == "func.func")
+def _functions(module: Any) -> Iterator[Any]:
+    return (op.operation for op in module.regions[0].blocks[0] if op.operation.name == "func.func")
 
 
 def _operations(region: Any) -> Iterator[Any]:
@@ -124,6 +122,14 @@ def _operations(region: Any) -> Iterator[Any]:
             yield op.operation
             for inner in op.operation.regions:
                 yield from _operations(inner)
+
+
+def _is_attached(function: Any) -> bool:
+    """Newer versions of the bindings raise where older ones give None."""
+    try:
+        return function.parent is not None
+    except ValueError:
+        return False
 
 
 def _is_public(function: Any) -> bool:
@@ -143,10 +149,10 @@ def _keeps_order(op: Any) -> bool:
     return list(shape[first + 1 :]) == list(part[first + 1 :])
 
 
-def _result_in_callee(call: Any, value: Any) -> Any:
+def _result_in_callee(call: Any, value: Any, module: Any) -> Any:
     """Where the function that `call` calls makes `value`, one of its results."""
     name = call.attributes["callee"].value
-    function = next(op for op in _functions(call) if op.attributes["sym_name"].value == name)
+    function = next(op for op in _functions(module) if op.attributes["sym_name"].value == name)
     returned = list(function.regions[0].blocks[0])[-1]
     return returned.operands[list(call.results).index(value)]
 

@@ -67,7 +67,7 @@ def _reshaped(ctx: Any, value: Any, aval: Any) -> Any:
 
 def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:
     """With zeros behind the contiguous dimension: by a repack, or by XLA where that is no pass of its own."""
-    if not is_fusible(value):
+    if not is_fusible(value, ctx.module_context.module.operation):
         repacked = repack(ctx, "pad", value, _reshape_aval(aval, aval.shape), padded)
         if repacked is not None:
             return repacked
@@ -79,7 +79,7 @@ def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) ->
 
 def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
     """A slice that may start between two 16-byte units is copied: TMA cannot read it where it is."""
-    if slice_step_bytes(value, aval.dtype.itemsize) % TMA_ALIGN_BYTES == 0:
+    if slice_step_bytes(value, aval.dtype.itemsize, ctx.module_context.module.operation) % TMA_ALIGN_BYTES == 0:
         return value
     return _emit(ctx, lax.optimization_barrier, value, aval, aval)
 

@@ -125,8 +125,8 @@ def test_empty(shapes):
         (
             lambda: jax_bwgemm.matmul(X, W, activation="gelu_tanh"),
             ValueError,
-            "`activation` requires None or one of relu, gelu, silu, sigmoid, tanh, gelu_exact, squared_relu, leaky_relu, "
-            "got 'gelu_tanh'",
+            "`activation` requires None or one of relu, gelu, silu, sigmoid, tanh, gelu_exact, squared_relu, "
+            "leaky_relu, got 'gelu_tanh'",
         ),
         (
             lambda: jax_bwgemm.matmul(X, W, tile="big"),

@@ -264,8 +264,8 @@ def test_legal(tile, problem, arch):
             BEST_H200,
             changed(c_major="m", epilogue=chain(1.0, True)),
             H200,
-            "a step of an epilogue requires `alpha` to multiply by, a `bias` along m or, last, a `residual` to add, got "
-            "add(acc, bias:n)",
+            "a step of an epilogue requires `alpha` to multiply by, a `bias` along m or, last, a `residual` to add, "
+            "got add(acc, bias:n)",
         ),
         (
             BEST_H200,
