@@ -207,12 +207,11 @@ def find_ptx(kernel: Variant | Repack) -> pathlib.Path | str:
 def _locate(name: str) -> tuple[pathlib.Path, Entry | RepackEntry] | str:
     reasons = []
     for directory in artifact_dirs():
-        try:
-            entry = _load_cached(directory, _mtime_ns(directory / MANIFEST_NAME)).kernels.get(name)
-        except ManifestError as error:
-            reasons.append(str(error))
+        manifest = _load_cached(directory, _mtime_ns(directory / MANIFEST_NAME))
+        if isinstance(manifest, str):
+            reasons.append(manifest)
             continue
-        if entry is None:
+        if (entry := manifest.kernels.get(name)) is None:
             reasons.append(f"no cubin {name} in {directory}")
         elif not (directory / f"{name}.cubin").exists():
             reasons.append(f"{directory / name}.cubin is in the manifest but missing; {REMEDY}")
@@ -235,8 +234,12 @@ def verify(directory: str | os.PathLike[str]) -> list[str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load_cached(directory: pathlib.Path, mtime_ns: int) -> Manifest:
-    return Manifest.load(directory)
+def _load_cached(directory: pathlib.Path, mtime_ns: int) -> Manifest | str:
+    """The manifest, or why there is none to use: a broken one is not read again for every kernel."""
+    try:
+        return Manifest.load(directory)
+    except ManifestError as error:
+        return str(error)
 
 
 def _mtime_ns(path: pathlib.Path) -> int:

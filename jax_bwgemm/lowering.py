@@ -25,7 +25,7 @@ from jax_bwgemm.problem import Problem
 from jax_bwgemm.reference import finish, reference
 from jax_bwgemm.repacking import Repacker
 from jax_bwgemm.shape_rules import problem_of
-from jax_bwgemm.taking import is_transpose, take
+from jax_bwgemm.taking import barrier, is_transpose, take
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
 
@@ -120,7 +120,7 @@ def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     unread = [jax.core.ShapedArray(x.shape, jnp.dtype(x.dtype)) for x in made.results[asked:]]
     own = ctx.replace(avals_out=[*ctx.avals_out, *unread])
     results = jax.ffi.ffi_lowering(TARGET_NAME)(own, *operands, **as_hlo(made.attributes))[:asked]
-    return results if _may_lie_anywhere(decision.entry) else _whole(ctx, results)
+    return results if _may_lie_anywhere(decision.entry) else list(map(barrier, results))
 
 
 def _may_lie_anywhere(entry: Entry) -> bool:
@@ -128,12 +128,6 @@ def _may_lie_anywhere(entry: Entry) -> bool:
     there by a dynamic_update_slice. Threads can anywhere; TMA wants 16 bytes, which rows that it can step over keep,
     as those have that a scan stacks. (A loop that flattens a result first is refused, with the remedy.)"""
     return entry.variant.store == "threads" or may_be_in_loop()
-
-
-def _whole(ctx: Any, results: Any) -> Any:
-    """Results that XLA allocates by themselves."""
-    own = ctx.replace(avals_in=ctx.avals_out)
-    return mlir.lower_fun(lambda *values: lax.optimization_barrier(values), multiple_results=True)(own, *results)
 
 
 def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:

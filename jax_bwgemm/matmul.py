@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_bwgemm.config import Config, report_fallback, resolve
 from jax_bwgemm.epilogue import Epilogue, chain
@@ -92,11 +93,13 @@ def matmul(
         dtype (scale the loss of a float16 model).
       alpha: a Python number.
       bias: array of shape (n,), rounded to the output dtype.
-      activation: None, "relu", "gelu" (the tanh form, as `jax.nn.gelu` has it by default) or "silu" (swish). Kernels
-        compute gelu and silu from float32, for bfloat16 and float8 results within 2**-12 of their argument, for others
-        within 2**-18 of the result until that is tiny. Under differentiation in `a`, `b` or `bias`, their argument is
-        rounded to the output dtype (float8: bfloat16), as in `jax.nn.gelu(matmul(a, b))`, and XLA does the rest; what
-        a gradient keeps is one array of that size and dtype.
+      activation: None, "relu", "gelu" (the tanh form, as `jax.nn.gelu` has it by default), "silu" (swish), or "sigmoid",
+        "tanh", "gelu_exact" (by erf), "squared_relu" and "leaky_relu" (of slope 0.01), of which no kernel ships: they
+        are compiled on demand, or XLA's. Kernels compute gelu and silu from float32, for bfloat16 and float8 results
+        within 2**-12 of their argument, for others within 2**-18 of the result until that is tiny. Under
+        differentiation in `a`, `b` or `bias`, the argument of any but relu is rounded to the output dtype (float8:
+        bfloat16), as in `jax.nn.gelu(matmul(a, b))`, and XLA does the rest; what a gradient keeps is one array of that
+        size and dtype.
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
@@ -143,7 +146,7 @@ def _matmul(
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
         return _matmul_by_xla(a, b, extras, **given)
-    return stack(a, b, extras, given["epilogue"]).multiply(given, settings).reshape(shape)
+    return _as_shape(stack(a, b, extras, given["epilogue"]).multiply(given, settings), shape)
 
 
 _compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
@@ -207,7 +210,8 @@ def stack(a: Array, b: Array, extras: Sequence[Array] = (), epilogue: Epilogue =
     operands = _stack(a, b)
     result = sizes(operands.a.shape, operands.b.shape, operands.a_major, operands.b_major)[:3]
     pairs = zip(epilogue.operands, extras, strict=True)
-    return dataclasses.replace(operands, extras=tuple(v.reshape(result) if x.place == "mn" else v for x, v in pairs))
+    own = tuple(_as_shape(value, result) if x.place == "mn" else value for x, value in pairs)
+    return dataclasses.replace(operands, extras=own) if own else operands
 
 
 def _stack(a: Array, b: Array) -> Operands:
@@ -226,8 +230,8 @@ def _join_rows(a: Array, b: Array) -> tuple[Array, Array]:
     shared = next((i for i, size in enumerate(reversed(other)) if size != 1), max(len(own), len(other)))
     kept = own[: max(0, len(own) - shared)]
     rows = math.prod(a.shape[len(kept) : -1])
-    b = b.reshape(*other[: max(0, len(other) - shared)], *b.shape[-2:])
-    return a.reshape(*kept, rows, a.shape[-1]), b
+    b = _as_shape(b, (*other[: max(0, len(other) - shared)], *b.shape[-2:]))
+    return _as_shape(a, (*kept, rows, a.shape[-1])), b
 
 
 def _flat_batch(x: Array, batch: tuple[int, ...]) -> Array:
@@ -235,7 +239,11 @@ def _flat_batch(x: Array, batch: tuple[int, ...]) -> Array:
     num, matrix = math.prod(x.shape[:-2]), x.shape[-2:]
     if num != 1 and x.shape[:-2] != batch:
         x, num = jnp.broadcast_to(x, (*batch, *matrix)), math.prod(batch)
-    return x.reshape(num, *matrix)
+    return _as_shape(x, (num, *matrix))
+
+
+def _as_shape(x: Array, shape: tuple[int, ...]) -> Array:
+    return x if x.shape == shape else lax.reshape(x, shape)
 
 
 def as_array(name: str, x: Any) -> Array:

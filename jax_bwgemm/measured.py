@@ -106,7 +106,8 @@ def found(arch: str, problem: Problem) -> Iterator[Record]:
 
 def state(arch: str) -> tuple[object, ...]:
     """Of both tables, what changes with them."""
-    return tuple((path, _stamp(path)) for path in (user_path(arch), shipped_path(arch)))
+    user = user_path(arch)
+    return user, _stamp(user), _stamp(shipped_path(arch))
 
 
 def shipped(arch: str, problem: Problem) -> Record | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -77,11 +78,15 @@ def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) ->
     )
 
 
+def barrier(value: Any) -> Any:
+    """What XLA allocates by itself: neither a part of a larger array nor stored into one."""
+    return stablehlo.optimization_barrier([value])  # type: ignore[attr-defined]
+
+
 def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
     """A slice that may start between two 16-byte units is copied: TMA cannot read it where it is."""
-    if slice_step_bytes(value, aval.dtype.itemsize, ctx.module_context.module.operation) % TMA_ALIGN_BYTES == 0:
-        return value
-    return _emit(ctx, lax.optimization_barrier, value, aval, aval)
+    step = slice_step_bytes(value, aval.dtype.itemsize, ctx.module_context.module.operation)
+    return value if step % TMA_ALIGN_BYTES == 0 else barrier(value)
 
 
 def _reshape_aval(aval: Any, shape: tuple[int, ...]) -> Any:
