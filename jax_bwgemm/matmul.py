@@ -93,10 +93,10 @@ def matmul(
         dtype (scale the loss of a float16 model).
       alpha: a Python number.
       bias: array of shape (n,), rounded to the output dtype.
-      activation: None, "relu", "gelu" (the tanh form, as `jax.nn.gelu` has it by default), "silu" (swish), or "sigmoid",
-        "tanh", "gelu_exact" (by erf), "squared_relu" and "leaky_relu" (of slope 0.01), of which no kernel ships: they
-        are compiled on demand, or XLA's. Kernels compute gelu and silu from float32, for bfloat16 and float8 results
-        within 2**-12 of their argument, for others within 2**-18 of the result until that is tiny. Under
+      activation: None, "relu", "gelu" (the tanh form, as `jax.nn.gelu` has it by default), "silu" (swish); or
+        "sigmoid", "tanh", "gelu_exact" (by erf), "squared_relu", "leaky_relu" (slope 0.01), of which no kernel ships:
+        they are compiled on demand, or XLA's. Kernels compute gelu and silu from float32, for bfloat16 and float8
+        results within 2**-12 of their argument, for others within 2**-18 of the result until that is tiny. Under
         differentiation in `a`, `b` or `bias`, the argument of any but relu is rounded to the output dtype (float8:
         bfloat16), as in `jax.nn.gelu(matmul(a, b))`, and XLA does the rest; what a gradient keeps is one array of that
         size and dtype.
