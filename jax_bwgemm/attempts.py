@@ -156,7 +156,7 @@ def _ladder(asked: Asked, arch: Arch | str, state: tuple[object, ...]) -> Ladder
         return Ladder((Attempt(Route(asked.problem), reason=reason),))
     fused = _rung(asked, asked.problem, arch)
     product = None
-    if not (fused.ready and _is_as_good_as_any(fused.ready)):
+    if not (fused.ready and (asked.tile or _is_as_good_as_any(fused.ready))):
         plain = alone(asked.problem)
         product = _rung(asked, plain, arch) if plain else None
     return _in_order(asked, arch, fused, product or _Rung())
