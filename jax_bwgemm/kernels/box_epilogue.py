@@ -12,7 +12,7 @@ from cutlass import cute
 
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Epilogue, Run
-from jax_bwgemm.kernels.gemm import Params
+from jax_bwgemm.kernels.params import Params
 
 
 class Values(Protocol):

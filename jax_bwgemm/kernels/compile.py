@@ -10,8 +10,8 @@ from cutlass import cute
 
 from jax_bwgemm.arch import ARCHS, family_of
 from jax_bwgemm.kernels.compiled import Compiled
-from jax_bwgemm.kernels.gemm import Hints, Sizes
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
+from jax_bwgemm.kernels.params import Hints, Sizes
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 from jax_bwgemm.recipe import TensorMap, leaf_bytes

@@ -1,4 +1,4 @@
-"""What is fixed when a GEMM kernel is compiled, and the parameters that it takes at run time; both families' alike.
+"""What is fixed when a GEMM kernel is compiled; both families' alike.
 
 Knows no role and no instruction. The parts of a kernel take from here what they need.
 """
@@ -6,68 +6,19 @@ Knows no role and no instruction. The parts of a kernel take from here what they
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
-from cutlass import Int32, Int64, cute
+from cutlass import cute
 
 from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.boxes import Boxes, boxes_of
 from jax_bwgemm.kernels.epilogue import Epilogue
-from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor, dsl_box
-from jax_bwgemm.kernels.stream_k import StreamParams
+from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
+from jax_bwgemm.kernels.params import Sizes
 from jax_bwgemm.problem import COARSE_DTYPES, INT8_DTYPES
 from jax_bwgemm.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
 from jax_bwgemm.variant import Variant
-
-
-class Maps(NamedTuple):
-    """What the operands are moved through: TMA atoms of A, B, the result and a residual, if there is one. Where threads
-    store the result, `c` is its address."""
-
-    a: cute.CopyAtom
-    b: cute.CopyAtom
-    c: Any
-    r: cute.CopyAtom | None
-
-    def boxes(self, store: str) -> dict[str, tuple[int, ...]]:
-        """Of each operand that TMA moves, what CuTeDSL chose; `store`: how the result leaves."""
-        return {
-            operand: dsl_box(atom)
-            for operand, atom in self._asdict().items()
-            if atom is not None and (operand != "c" or store == "tma")
-        }
-
-
-class Sizes(NamedTuple):
-    """Kernel parameters behind the operands; docs/architecture.md, kernel parameter block."""
-
-    m: Int32
-    n: Int32
-    k: Int32
-    batch: Int32
-    a_batch_step: Int32
-    b_batch_step: Int32
-    raster_group: Int32
-    raster_along_n: Int32
-    raster_order: Int32
-
-
-class Hints(NamedTuple):
-    """L2 cache policies of the loads."""
-
-    a_policy: Int64
-    b_policy: Int64
-
-
-class Params(NamedTuple):
-    """All parameters of a kernel, in its order. `stream`: if it is a stream-K; `epilogue`: what that takes."""
-
-    maps: Maps
-    sizes: Sizes
-    hints: Hints
-    stream: StreamParams | None
-    epilogue: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)

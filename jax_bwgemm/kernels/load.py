@@ -9,7 +9,8 @@ import cutlass
 from cutlass import Int32, Int64, cute, pipeline
 
 from jax_bwgemm.kernels import masks
-from jax_bwgemm.kernels.gemm import GemmFacts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts
+from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.walk import Walk
 

@@ -38,8 +38,9 @@ from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from jax_bwgemm.kernels import pipelines, split_k
-from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
+from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.load import feeds, keep_full
+from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
 from jax_bwgemm.kernels.sm100_store import STORE_THREADS, ResidualRole, Shared, StoreRole
 from jax_bwgemm.kernels.sm100_tmem import Tmem
 from jax_bwgemm.kernels.split_k import KSplit

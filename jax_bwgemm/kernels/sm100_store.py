@@ -19,8 +19,9 @@ from cutlass.tensor_utils import LayoutEnum
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, add_terms
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.gemm import GemmFacts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
+from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import ElementOutlet, row_outlet

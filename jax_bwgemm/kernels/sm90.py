@@ -57,9 +57,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
-from jax_bwgemm.kernels.gemm import Hints, Maps, Params, Sizes, facts_of
+from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.load import feeds, keep_full
 from jax_bwgemm.kernels.outlets import store_group
+from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes, StreamParams
 from jax_bwgemm.kernels.sm90_deal import PARTS_BARRIER, STORE_BARRIER, WARPGROUP_THREADS, Deal, Hand
 from jax_bwgemm.kernels.sm90_fragments import fragments_of, slab_rows_of
 from jax_bwgemm.kernels.sm90_loop import DescriptorLoop, RegisterLoop
@@ -67,7 +68,7 @@ from jax_bwgemm.kernels.sm90_residual import ResidualRole, handover_of, init_han
 from jax_bwgemm.kernels.sm90_store import Backlog, SplitStore, Sums, WayOut, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.stream_k import Exchange, StreamParams
+from jax_bwgemm.kernels.stream_k import Exchange
 from jax_bwgemm.kernels.walk import Walk, walk_of
 from jax_bwgemm.variant import Variant
 

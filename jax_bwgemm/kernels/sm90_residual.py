@@ -18,8 +18,9 @@ from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import add_terms
-from jax_bwgemm.kernels.gemm import GemmFacts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
+from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm90_deal import Deal, Hand
 from jax_bwgemm.kernels.sm90_store import Sums
 

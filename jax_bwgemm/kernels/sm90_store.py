@@ -19,8 +19,9 @@ from cutlass.tensor_utils import LayoutEnum
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
-from jax_bwgemm.kernels.gemm import GemmFacts, Params
+from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box
+from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, SlabRows, swizzled
 from jax_bwgemm.kernels.split_k import KSplit

@@ -22,58 +22,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, Uint32, cute
+from cutlass import Int32, Int64, cute
 
-from jax_bwgemm.kernels.scheduler import Piece, Share, piece_of, share_of
-from jax_bwgemm.tile import FLAG_BYTES, INT32_MAX
-
-if TYPE_CHECKING:
-    from jax_bwgemm.kernels.walk import Walk
+from jax_bwgemm.kernels.walk import Stream, Walk
+from jax_bwgemm.tile import FLAG_BYTES
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
 LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap
 WARP_LANES = 32
-
-
-class StreamParams(NamedTuple):
-    """Kernel parameters behind the hints. `tiles` of the last tiles, and as many of the first clusters as share them;
-    `workspace`: flags, then parts."""
-
-    tiles: Int32
-    clusters: Int32
-    workspace: cute.Pointer
-    token: Int64
-
-
-@dataclasses.dataclass(frozen=True)
-class Stream:
-    """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles."""
-
-    share: Share
-    base: Uint32
-    step: Uint32
-    params: StreamParams
-
-    @cute.jit
-    def item_of(self, idx: Uint32, k_tiles: Int32) -> Piece:
-        tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
-        is_end, parts = Boolean(True), Int32(0)
-        if idx >= self.base:
-            i = Int32((idx - self.base) // self.step)
-            tile_idx, k_first, k_count, is_end, parts = piece_of(self.share, i, k_tiles, cutlass.min)
-        return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
-
-
-def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int32, params: StreamParams) -> Stream:
-    """No more tiles than there are or int32 can count the k tiles of, no more shares than there are clusters."""
-    tiles = cutlass.min(cutlass.min(params.tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
-    sharing = cutlass.min(params.clusters, Int32(clusters))
-    share = share_of(Int32(num_tiles), tiles, sharing, Int32(cluster), k_tiles, cutlass.min)
-    whole = Uint32(share.first_tile) + (clusters - 1) - cluster  # of this cluster's whole tiles, `clusters` apart
-    return Stream(share, cluster + whole // clusters * clusters, clusters, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,19 +57,19 @@ class Exchange:
         place, in the order of k."""
         if cutlass.const_expr(self.walk.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
             if parts > 0:
-                self._add(cute.coalesce(acc), self._slot(self.walk.stream.share.cluster - parts), parts)
+                self._add(cute.coalesce(acc), self._slot(self._stream.share.cluster - parts), parts)
 
     @cute.jit
     def _leave(self, acc: cute.Tensor) -> None:
         """A thread's accumulator -> the workspace; then the group's flag."""
-        slot = self._slot(self.walk.stream.share.cluster)
+        slot = self._slot(self._stream.share.cluster)
         own = self._part_at(acc, slot)
         for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
             cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])
         self.group.meet()
         if self.group.is_store_warp:
             with cute.arch.elect_one():
-                cute.arch.store(self._flag_at(slot), self.walk.stream.params.token, sem="release", scope="gpu")
+                cute.arch.store(self._flag_at(slot), self._stream.params.token, sem="release", scope="gpu")
 
     @cute.jit
     def _add(self, acc: cute.Tensor, first_slot: Int32, parts: Int32) -> None:
@@ -121,7 +80,7 @@ class Exchange:
             while i < parts:
                 flag = self._flag_at(first_slot + i * slot_step)
                 found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
-                while found != self.walk.stream.params.token:
+                while found != self._stream.params.token:
                     found = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
                 cute.arch.store(flag, Int64(0))
                 i += WARP_LANES
@@ -143,6 +102,11 @@ class Exchange:
                     for i in cutlass.range_constexpr(count):
                         acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
 
+    @property
+    def _stream(self) -> Stream:
+        assert self.walk.stream is not None  # only a stream's pieces are left and added
+        return self.walk.stream
+
     def _slot(self, cluster: Int32) -> Int32:
         """Of the workspace: that of the CTA at this one's place in a cluster."""
         return cluster * self.walk.tile.cluster_ctas + self.walk.y * self.walk.tile.cluster_m + self.walk.x
@@ -150,10 +114,10 @@ class Exchange:
     def _part_at(self, acc: cute.Tensor, slot: Int32) -> cute.Tensor:
         """(VECTOR, vectors) of one thread in a slot of the workspace, behind the flags."""
         vectors, threads = cute.size(acc) // VECTOR, self.groups * self.group.threads
-        parts = cute.recast_ptr(self.walk.stream.params.workspace + FLAG_BYTES // 8, dtype=acc.element_type)
+        parts = cute.recast_ptr(self._stream.params.workspace + FLAG_BYTES // 8, dtype=acc.element_type)
         start = Int64(slot) * (vectors * threads * VECTOR) + Int64(self.tidx) * VECTOR
         pointer = cute.make_ptr(acc.element_type, (parts + start).toint(), cute.AddressSpace.gmem, assumed_align=16)
         return cute.make_tensor(pointer, cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads)))
 
     def _flag_at(self, slot: Int32) -> cute.Pointer:
-        return self.walk.stream.params.workspace + (slot * self.groups + self.group.idx)
+        return self._stream.params.workspace + (slot * self.groups + self.group.idx)

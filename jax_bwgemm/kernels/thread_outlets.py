@@ -10,8 +10,8 @@ from cutlass import Int64, cute
 
 from jax_bwgemm.kernels import row_store
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.gemm import Sizes
 from jax_bwgemm.kernels.outlets import StoreGroup
+from jax_bwgemm.kernels.params import Sizes
 
 
 @dataclasses.dataclass(frozen=True)

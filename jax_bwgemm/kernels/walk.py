@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, Uint32, cute
 
-from jax_bwgemm.kernels.gemm import Sizes
-from jax_bwgemm.kernels.scheduler import Piece, TileOrder, num_pieces, tile_coordinates
-from jax_bwgemm.kernels.stream_k import StreamParams, stream_of
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.kernels.params import Sizes, StreamParams
+from jax_bwgemm.kernels.scheduler import Piece, Share, TileOrder, num_pieces, piece_of, share_of, tile_coordinates
+from jax_bwgemm.tile import INT32_MAX, Tile
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles."""
+
+    share: Share
+    base: Uint32
+    step: Uint32
+    params: StreamParams
+
+    @cute.jit
+    def item_of(self, idx: Uint32, k_tiles: Int32) -> Piece:
+        tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
+        is_end, parts = Boolean(True), Int32(0)
+        if idx >= self.base:
+            i = Int32((idx - self.base) // self.step)
+            tile_idx, k_first, k_count, is_end, parts = piece_of(self.share, i, k_tiles, cutlass.min)
+        return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
+
+
+def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int32, params: StreamParams) -> Stream:
+    """No more tiles than there are or int32 can count the k tiles of, no more shares than there are clusters."""
+    tiles = cutlass.min(cutlass.min(params.tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
+    sharing = cutlass.min(params.clusters, Int32(clusters))
+    share = share_of(Int32(num_tiles), tiles, sharing, Int32(cluster), k_tiles, cutlass.min)
+    whole = Uint32(share.first_tile) + (clusters - 1) - cluster  # of this cluster's whole tiles, `clusters` apart
+    return Stream(share, cluster + whole // clusters * clusters, clusters, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +58,7 @@ class Walk:
     x: Int32
     y: Int32
     z: Int32
-    stream: Any = None  # a Stream, or None
+    stream: Stream | None = None
 
     def item_of(self, idx: Uint32) -> Piece:
         if self.stream is None:
