@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bwgemm
-from jax_bwgemm import emulated
+from jax_bwgemm.runtime import emulated
 
 M, N, K = 512, 768, 1024
 EMULATED = (512, 512, 256)

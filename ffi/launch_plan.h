@@ -1,6 +1,6 @@
 // Everything about a launch that buffers' shapes and a custom call's attributes determine: grid, cluster, tensor-map
 // specifications and the packed parameter block. Pure host arithmetic: no CUDA, no XLA. The plan is part of the C ABI
-// (`jax_bwgemm/ffi.py` mirrors it), so that tests and the emulator run the packing that the GPU sees.
+// (`jax_bwgemm/runtime/ffi.py` mirrors it), so that tests and the emulator run the packing that the GPU sees.
 #ifndef JAX_BWGEMM_LAUNCH_PLAN_H_
 #define JAX_BWGEMM_LAUNCH_PLAN_H_
 

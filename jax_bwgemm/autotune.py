@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.attempts import asked_problems
-from jax_bwgemm.decision import measurements
-from jax_bwgemm.measured import key, user_path
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.measured import key, user_path
+from jax_bwgemm.runtime.attempts import asked_problems
+from jax_bwgemm.runtime.decision import measurements
 
 if TYPE_CHECKING:
     from jax_bwgemm.bench.candidates import Timed

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_bwgemm.config import report_fallback, resolve
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import Operands, checked_params, why_not_ours
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.runtime.config import report_fallback, resolve
 
 Array = jax.Array
 Axes = tuple[int, ...]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax_bwgemm.attempts import Asked, expected
-from jax_bwgemm.config import resolve
-from jax_bwgemm.cost import repack_us
-from jax_bwgemm.decision import find_repack
-from jax_bwgemm.geometry import concurrent_clusters, num_tiles
+from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
+from jax_bwgemm.facts.padding import padded_shape, padding
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
 from jax_bwgemm.matmul import checked_params, posed, why_not_ours
-from jax_bwgemm.measured import Record
-from jax_bwgemm.padding import padded_shape, padding
-from jax_bwgemm.plan import SURE_CLUSTER_CTAS, Candidate, Plan
-from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.routes import Route
-from jax_bwgemm.shape_rules import matmul_shape
-from jax_bwgemm.streams import NO_STREAM
-from jax_bwgemm.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
+from jax_bwgemm.ops.shape_rules import matmul_shape
+from jax_bwgemm.planner.cost import repack_us
+from jax_bwgemm.planner.measured import Record
+from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, Candidate, Plan
+from jax_bwgemm.planner.routes import Route
+from jax_bwgemm.planner.streams import NO_STREAM
+from jax_bwgemm.runtime.attempts import Asked, expected
+from jax_bwgemm.runtime.config import resolve
+from jax_bwgemm.runtime.decision import find_repack
 
 
 @dataclasses.dataclass(frozen=True)

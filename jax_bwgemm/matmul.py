@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_bwgemm.config import Config, report_fallback, resolve
-from jax_bwgemm.epilogue import Epilogue, chain
-from jax_bwgemm.legality import why_not_dtypes
-from jax_bwgemm.precision import canonical, why_not_precision
-from jax_bwgemm.primitive import fused_product
-from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES, Problem
-from jax_bwgemm.reference import finish
-from jax_bwgemm.shape_rules import (
+from jax_bwgemm.facts.epilogue import Epilogue, chain
+from jax_bwgemm.facts.legality import why_not_dtypes
+from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.ops.precision import canonical, why_not_precision
+from jax_bwgemm.ops.primitive import fused_product
+from jax_bwgemm.ops.reference import finish
+from jax_bwgemm.ops.shape_rules import (
     broadcast_batch,
     check_bias,
     check_residual,
@@ -30,7 +30,7 @@ from jax_bwgemm.shape_rules import (
     result_dtype,
     sizes,
 )
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.runtime.config import Config, report_fallback, resolve
 
 Array = jax.Array
 _NONE = Epilogue()

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from jax_bwgemm.epilogue import ACTIVATIONS as NAMES
-from jax_bwgemm.epilogue import Epilogue, Node, chain, steps
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.epilogue import ACTIVATIONS as NAMES
+from jax_bwgemm.facts.epilogue import Epilogue, Node, chain, steps
+from jax_bwgemm.facts.variant import Variant
 
 MAJORS = tuple(itertools.product("km", "nk"))
 DTYPES = {

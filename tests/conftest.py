@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_bwgemm import attempts
-from jax_bwgemm.config import forget_reported
+from jax_bwgemm.runtime import attempts
+from jax_bwgemm.runtime.config import forget_reported
 
 
 @pytest.fixture(autouse=True)

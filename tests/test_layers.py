@@ -1,7 +1,8 @@
-"""Who imports whom: the table under "Rooms" of docs/architecture.md, enforced by walking every import of the package.
+"""Who imports whom: the tables under "Rooms" of docs/architecture.md, enforced by walking every import of the package.
 
-A cell of its last column lists names separated by commas. The standard library, a room's own modules and the version
-are always allowed; "all of the above" means the rooms of earlier rows, "anything above" also what those may import.
+A package with a table of its own is a floor, and its modules are rooms. A cell of a table's last column lists names
+separated by commas. The standard library, a room's own modules and the version are always allowed; "all of the above"
+means the rooms of earlier rows, "anything above" also what those may import.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_bwgemm"
+FLOORS = ("facts", "planner", "runtime", "ops")  # imports go to the left
 SURFACE = {"__init__"}  # may import every room: it only gives them names
 ENTRY = {"__main__": {"cli"}}
 DRAWING = {"rich", "matplotlib"}  # for rooms that may import "anything above": the extras `build`, `bench` and `plot`
@@ -48,8 +50,16 @@ def _names(imports: str, above: dict[str, set[str]]) -> set[str]:
     return names
 
 
+def floors_of_tables() -> dict[str, str]:
+    """{room: the package in whose table it stands}, from the document."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
+    tables = re.findall(r"^### `(\w+)/`(.*?)(?=^### |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {room: floor for floor, table in tables for room in re.findall(r"^\| `(\w+)`", table, re.MULTILINE)}
+
+
 def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[1] if parts[0] in FLOORS else parts[0]
 
 
 def imports_of(source: str) -> set[str]:
@@ -67,6 +77,9 @@ def imports_of(source: str) -> set[str]:
 def _room_or_package(parts: list[str]) -> str:
     if parts[0] != PACKAGE.name:
         return parts[0]
+    if len(parts) > 1 and parts[1] in FLOORS:
+        is_room = len(parts) > 2 and (PACKAGE / parts[1] / f"{parts[2]}.py").exists()
+        return parts[2] if is_room else parts[1]
     is_room = len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists())
     return parts[1] if is_room else "__init__"
 
@@ -82,6 +95,7 @@ def violations(path: Path, source: str, allowed: dict[str, set[str]]) -> list[st
 
 
 ALLOWED = rooms_of_table() | {"_version": set()} | ENTRY
+PLACES = floors_of_tables()
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_artifacts" not in path.parts)
 
 
@@ -94,14 +108,28 @@ def test_table_names_only_rooms_that_exist() -> None:
     assert set(ALLOWED) - {room_of(path) for path in FILES} == set()
 
 
+def test_a_room_is_on_the_floor_of_its_table() -> None:
+    found = {room_of(path): path.parent.name for path in FILES if path.parent.name in FLOORS}
+    assert {room: floor for room, floor in found.items() if room != "__init__"} == PLACES
+
+
+def test_imports_between_floors_go_down() -> None:
+    assert [
+        f"{room} of {floor} may import {name} of {PLACES[name]}"
+        for room, floor in PLACES.items()
+        for name in ALLOWED[room] & PLACES.keys()
+        if FLOORS.index(PLACES[name]) > FLOORS.index(floor)
+    ] == []
+
+
 @pytest.mark.parametrize(
     ("name", "source", "culprit"),
     [
-        ("tile.py", "import jax", "jax"),
-        ("tile.py", "def f():\n    from jax_bwgemm import plan", "plan"),
-        ("problem.py", "from jax_bwgemm.arch import Arch", "arch"),
-        ("plan.py", "import jax_bwgemm", "__init__"),
-        ("emulator/parser.py", "from jax_bwgemm.tile import Tile", "tile"),
+        ("facts/tile.py", "import jax", "jax"),
+        ("facts/tile.py", "def f():\n    from jax_bwgemm.planner import plan", "plan"),
+        ("facts/problem.py", "from jax_bwgemm.facts.arch import Arch", "arch"),
+        ("planner/plan.py", "import jax_bwgemm", "__init__"),
+        ("emulator/parser.py", "from jax_bwgemm.facts.tile import Tile", "tile"),
         ("kernels/sm90.py", "import jax.numpy as jnp", "jax"),
         ("cli/doctor.py", "import cutlass", "cutlass"),
     ],

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.plan import plan
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.plan import plan
 from tests import cases
 
 CASE = cases.Case(72, 40, 136)

@@ -11,8 +11,8 @@ import _sharing
 import numpy as np
 from _common import BOUND, Rung, emulate, operands, relative_error, rung_of
 
-from jax_bwgemm.arch import family_of
 from jax_bwgemm.emulator import Counters, EmulatorError, Schedule
+from jax_bwgemm.facts.arch import family_of
 
 EMULATED, UNEVEN, ON_GPU = (512, 1024, 256), (328, 776, 200), (8192, 8192, 8192)  # m, n, k
 SIZE_STEP = 8  # 16 bytes: what TMA can step over, and what a thread stores at once

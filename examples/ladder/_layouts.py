@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.tile import Tile
 
 
 def tiled_mma(tile: Tile) -> cute.TiledMma:

@@ -15,8 +15,8 @@ from cutlass import BFloat16, Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp
 from cutlass.tensor_utils import LayoutEnum
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.tile import Tile
 
 RASTER_ROWS = 16  # of CTA tiles, walked together: 132 tiles of 128x256 then cover as many rows as columns of C
 

@@ -12,8 +12,8 @@ from typing import Any
 from _common import Rung, emulate, operands
 
 from jax_bwgemm.emulator import Observer
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.tile import Tile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,8 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.tile import Tile
 
 TILE = Tile(128, 256, 64)
 CTA_M, CTA_N, K_TILE = TILE.cta_m, TILE.mma_n, TILE.k_tile

@@ -31,9 +31,9 @@ import cutlass
 from cutlass import BFloat16, Float32, Int16, Int32, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
 from jax_bwgemm.kernels.scheduler import tile_coordinates
-from jax_bwgemm.tile import Tile
 
 TILE = Tile(128, 256, 64, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)

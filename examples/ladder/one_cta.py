@@ -20,7 +20,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.tile import Tile
 
 TILE = Tile(128, 256, 64)  # mma_m, mma_n, k
 MMA_M, MMA_N, K_TILE, CTA_M = TILE.mma_m, TILE.mma_n, TILE.k_tile, TILE.cta_m

@@ -24,8 +24,8 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.tile import Tile
 
 TILE = Tile(128, 256, 64, cluster_m=4, cluster_n=4)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)

@@ -17,7 +17,7 @@ from _svg import COLOURS, PALE, Picture
 from cutlass import cute
 
 from jax_bwgemm.emulator import Schedule, Timeline
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.tile import Tile
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 # m, n, k, and what completes when: all as late as it may, or loads at once, so that the roles run ahead of each other.

@@ -24,7 +24,7 @@ from cutlass import BFloat16, Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.tile import Tile
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)

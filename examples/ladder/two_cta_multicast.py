@@ -23,8 +23,8 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.tile import Tile
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=4, cluster_n=4)  # 2 pairs along m, 4 along n
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)

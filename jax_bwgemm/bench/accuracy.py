@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jax_bwgemm.bench.cases import Case
-from jax_bwgemm.epilogue import Input, Node
+from jax_bwgemm.facts.epilogue import Input, Node
 
 NUM_ROWS, NUM_COLS = 64, 512  # of the result; float64 of all 8192x8192x8192 would take minutes, and elements are alike
 

@@ -25,17 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bwgemm import artifacts, ffi
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.cases import MAX_ROTATION
-from jax_bwgemm.cost import roofline_us
-from jax_bwgemm.decision import Decision, kernels, target_arch
-from jax_bwgemm.launch import request
-from jax_bwgemm.measured import CUBIN_DIGITS, Record, Time, key, now
-from jax_bwgemm.padding import padded_shape
-from jax_bwgemm.plan import Plan
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.padding import padded_shape
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Time, key, now
+from jax_bwgemm.planner.plan import Plan
+from jax_bwgemm.runtime import artifacts, ffi
+from jax_bwgemm.runtime.decision import Decision, kernels, target_arch
+from jax_bwgemm.runtime.launch import request
 
 BURST_US, MAX_IN_A_ROW = 1000.0, 8  # of the roofline: what a stretch takes at least; launches of a kernel in it
 SLOW = 1.2  # times as long as the fastest by the first round: not timed again

@@ -6,9 +6,9 @@ import dataclasses
 import math
 import re
 
-from jax_bwgemm.epilogue import ACTIVATIONS, chain
-from jax_bwgemm.measured import stand_in
-from jax_bwgemm.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
+from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.planner.measured import stand_in
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
 EPILOGUES = (

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.arch import Arch, by_name
 from jax_bwgemm.bench import regret
-from jax_bwgemm.constants import Constants
-from jax_bwgemm.cost import cost
-from jax_bwgemm.epilogue import Epilogue, parse
-from jax_bwgemm.padding import why_not_padded
-from jax_bwgemm.plan import Candidate, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import Arch, by_name
+from jax_bwgemm.facts.constants import Constants
+from jax_bwgemm.facts.epilogue import Epilogue, parse
+from jax_bwgemm.facts.padding import why_not_padded
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.plan import Candidate, plan
 
 PARAMETERS = {
     "start_cycles": (100, 20000),

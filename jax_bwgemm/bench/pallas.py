@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.products import Product
+from jax_bwgemm.facts.arch import Arch
 
 TILE_K, MAX_STAGES, GRID_WIDTH = 64, 8, 8
 ELEM_BYTES = 2  # `why_not` lets no other through

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import pallas
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.products import Product, plain
+from jax_bwgemm.facts.arch import Arch
 
 # Compiler options of `jax.jit`. XLA remembers what it tuned for one computation, maybe across these: "default" comes
 # first, so that it owes nothing to the others, and a result names the calls that XLA made under each.

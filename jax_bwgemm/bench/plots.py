@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench.report import Result, Row, summary
-from jax_bwgemm.problem import DTYPE_SHORT
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.problem import DTYPE_SHORT
 
 try:
     import matplotlib

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import jax_bwgemm
 from jax_bwgemm.bench.cases import Case
-from jax_bwgemm.epilogue import ACTIVATIONS
-from jax_bwgemm.reference import OPS
+from jax_bwgemm.facts.epilogue import ACTIVATIONS
+from jax_bwgemm.ops.reference import OPS
 
 Product = Callable[..., Any]
 

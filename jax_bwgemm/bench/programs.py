@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.peers import Candidate, Unavailable, candidates
 from jax_bwgemm.bench.products import Product, ours
-from jax_bwgemm.config import FallbackError
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime.config import FallbackError
 
 Operands = Mapping[str, jax.Array]
 _VARIANT = re.compile(r'variant = "(\w+)"')  # an attribute of our custom call, in StableHLO

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
-from jax_bwgemm.cost import roofline_us
-from jax_bwgemm.decision import kernels
-from jax_bwgemm.padding import why_not_padded
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import FEW
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.padding import why_not_padded
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import FEW
+from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.runtime.decision import kernels
 
 FORMAT = 1
 LARGEST = 16384

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Sequence
 
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench.peers import FLAG_SETS
 from jax_bwgemm.bench.report import BEHIND, Load, Result, Row, limits_us, summary
+from jax_bwgemm.facts.arch import ARCHS
 
 Column = tuple[str, Callable[[Row], str]]
 LOAD_HEADINGS = (

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.peers import FLAG_SETS
+from jax_bwgemm.facts.arch import Arch
 
 FORMAT = 3
 BEHIND = 0.97  # a ratio below this is counted in the summary

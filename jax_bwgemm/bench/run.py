@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 import jax_bwgemm
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import accuracy, machine, render, report, timing
 from jax_bwgemm.bench.cases import Case, rotation
 from jax_bwgemm.bench.peers import FLAG_SETS, Unavailable
 from jax_bwgemm.bench.programs import Operands, Program, compile_ours, compile_peer, make_operands
 from jax_bwgemm.bench.sustained import sustain
-from jax_bwgemm.decision import target_arch
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.decision import target_arch
 
 RESULTS = Path(__file__).parent / "results"
 HANDLER_CALLS = 10_000

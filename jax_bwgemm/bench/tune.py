@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jax_bwgemm import measured
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import DEFAULT, Case
 from jax_bwgemm.cli.drawing import progress_bar
-from jax_bwgemm.decision import kernels
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner import measured
+from jax_bwgemm.runtime.decision import kernels
 
 HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
 

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from jax_bwgemm.arch import TARGETS, family_of
 from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.facts.arch import TARGETS, family_of
 
 HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
 DEFAULT_OUT = Path(__file__).parent.parent / "_artifacts"
@@ -22,16 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from jax_bwgemm.kernels import build
-    from jax_bwgemm.kernels.catalog import catalogue, repacks
+    from jax_bwgemm.kernels.aot import make
+    from jax_bwgemm.kernels.aot.catalog import catalogue, repacks
 
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
     start = time.monotonic()
     targets = _targets(args.arch)
-    variants = build.select([*catalogue(targets), *repacks(targets)], args.only)
+    variants = make.select([*catalogue(targets), *repacks(targets)], args.only)
     with progress_bar("kernels") as progress:
-        report = build.build(variants, args.out, args.jobs, progress)
+        report = make.build(variants, args.out, args.jobs, progress)
     seconds = time.monotonic() - start
     print(f"{report.num_built} built, {report.num_kept} up to date, {len(report.failures)} refused: ", end="")
     print(f"{args.out} in {seconds:.1f} s")

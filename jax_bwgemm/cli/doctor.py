@@ -15,9 +15,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
-from jax_bwgemm import artifacts
 from jax_bwgemm._version import __version__
-from jax_bwgemm.arch import Arch, detect
+from jax_bwgemm.facts.arch import Arch, detect
+from jax_bwgemm.runtime import artifacts
 
 HELP = "check versions, library, cubins, driver and GPUs, and say what would run"
 MIN_DRIVER = (12, 0)  # cuLibraryLoadData and cuLaunchKernelEx
@@ -55,7 +55,7 @@ def packages() -> str:
 
 
 def library_status() -> Finding:
-    from jax_bwgemm import ffi
+    from jax_bwgemm.runtime import ffi
 
     reason = ffi.status()
     return (

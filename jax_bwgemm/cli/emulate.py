@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_bwgemm.arch import ARCHS, TARGETS, by_name
 from jax_bwgemm.cli.explain import DTYPES
-from jax_bwgemm.config import Config
-from jax_bwgemm.epilogue import ACTIVATIONS, chain
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.problem import A_MAJORS, B_MAJORS, C_MAJORS, INT8_DTYPES, Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import variant_for
+from jax_bwgemm.facts.arch import ARCHS, TARGETS, by_name
+from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, INT8_DTYPES, Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.runtime.config import Config
 
 if TYPE_CHECKING:
-    from jax_bwgemm.decision import Decision
-    from jax_bwgemm.emulated import Kernel
+    from jax_bwgemm.runtime.decision import Decision
+    from jax_bwgemm.runtime.emulated import Kernel
 
 HELP = "run a kernel in the PTX emulator: error, counts, trace and timeline; needs no GPU"
 SCHEDULES = ("eager", "lazy", "loads-eager", "mmas-eager", "random")
@@ -92,8 +92,8 @@ def _problem(args: argparse.Namespace) -> Problem:
 
 def _kernel(args: argparse.Namespace, problem: Problem) -> Kernel:
     """The planner's choice among the tiles that the arguments leave."""
-    from jax_bwgemm.decision import decide
-    from jax_bwgemm.emulated import kernel_of
+    from jax_bwgemm.runtime.decision import decide
+    from jax_bwgemm.runtime.emulated import kernel_of
 
     device = Config(device=args.device, emulate=args.arch).planned_device
     assert device is not None  # each target that can be emulated has one
@@ -123,7 +123,7 @@ def _tiles(args: argparse.Namespace, problem: Problem, device: str) -> list[Tile
 
 def _all_tiles(problem: Problem, device: str) -> list[Tile]:
     """Those that can compute the problem, not its transpose; all, if none can."""
-    from jax_bwgemm.plan import candidates
+    from jax_bwgemm.planner.plan import candidates
 
     found = candidates(problem, by_name(device))
     tiles = [c.tile for c in found if not c.swapped and why_not(c.tile, problem, by_name(device)) is None]

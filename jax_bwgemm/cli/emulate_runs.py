@@ -13,11 +13,11 @@ import numpy as np
 
 from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.cli.drawing import progress_bar, show_table
-from jax_bwgemm.emulated import Kernel
 from jax_bwgemm.emulator import Counters, Schedule, Timeline, Trace
-from jax_bwgemm.epilogue import Input
-from jax_bwgemm.geometry import cluster_tiles
-from jax_bwgemm.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.epilogue import Input
+from jax_bwgemm.facts.geometry import cluster_tiles
+from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.runtime.emulated import Kernel
 
 # Relative Frobenius error: half a unit in the last place of the result; float32 sums of a tensor core truncate.
 BOUNDS = {

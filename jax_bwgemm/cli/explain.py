@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.epilogue import ACTIVATIONS, chain
-from jax_bwgemm.legality import why_not_dtypes
-from jax_bwgemm.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
+from jax_bwgemm.facts.legality import why_not_dtypes
+from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.facts.tile import Tile
 
 HELP = "say which kernel would compute a product, and why"
 DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}

@@ -13,13 +13,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from jax_bwgemm import measured
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench.cases import DEFAULT, FORMS, Case
-from jax_bwgemm.kernels.catalog import catalogue
-from jax_bwgemm.plan import Plan, plan
-from jax_bwgemm.tile import FEW
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.tile import FEW
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot.catalog import catalogue
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.plan import Plan, plan
 
 DEVICES = ("h100", "h200", "b200")
 UNTUNED = (

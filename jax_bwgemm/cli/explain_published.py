@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_bwgemm.arch import ARCHS, Arch
-from jax_bwgemm.cost import Schedule, cost
-from jax_bwgemm.cycles import commit_cycles, fill_rate, mma_cycles, mma_interval
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.cost import Schedule, cost
+from jax_bwgemm.planner.cycles import commit_cycles, fill_rate, mma_cycles, mma_interval
 
 B200 = ARCHS["b200"]
 BF16_BYTES = 2

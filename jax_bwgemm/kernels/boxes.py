@@ -11,9 +11,9 @@ from typing import Any
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from jax_bwgemm.facts.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows
+from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.row_store import Segments
-from jax_bwgemm.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows
-from jax_bwgemm.variant import Variant
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.epilogue import Apply, Input, Node, inputs, steps
+from jax_bwgemm.facts.epilogue import Apply, Input, Node, inputs, steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Any
 
 from cutlass import cute
 
-from jax_bwgemm.arch import ARCHS
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.problem import COARSE_DTYPES, INT8_DTYPES
+from jax_bwgemm.facts.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
+from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.boxes import Boxes, boxes_of
 from jax_bwgemm.kernels.epilogue import Epilogue
 from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
 from jax_bwgemm.kernels.params import Sizes
-from jax_bwgemm.problem import COARSE_DTYPES, INT8_DTYPES
-from jax_bwgemm.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
-from jax_bwgemm.variant import Variant
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.tile import Tile
 
 
 def a_mask(tile: Tile, x: Any) -> Any:

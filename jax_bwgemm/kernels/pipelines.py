@@ -5,8 +5,8 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 
 from __future__ import annotations
 
-from jax_bwgemm.arch import family_of
-from jax_bwgemm.tile import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, Tile, stage_bytes, store_box_bytes, store_groups
+from jax_bwgemm.facts.arch import family_of
+from jax_bwgemm.facts.tile import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, Tile, stage_bytes, store_box_bytes, store_groups
 
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
 

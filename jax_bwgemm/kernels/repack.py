@@ -26,8 +26,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, cute
 
-from jax_bwgemm.kernels.compiled import Compiled
-from jax_bwgemm.repack import (
+from jax_bwgemm.facts.repack import (
     CHUNK_BYTES,
     NUM_THREADS,
     PAD_CHUNKS,
@@ -37,6 +36,7 @@ from jax_bwgemm.repack import (
     TRANSPOSE_CHUNKS,
     Repack,
 )
+from jax_bwgemm.kernels.aot.compiled import Compiled
 
 WORDS = CHUNK_BYTES // 4  # of a chunk
 ELEMENTS = {1: Uint8, 2: Uint16, 4: Uint32}

@@ -37,6 +37,7 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
+from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.load import feeds, keep_full
@@ -45,7 +46,6 @@ from jax_bwgemm.kernels.sm100_store import STORE_THREADS, ResidualRole, Shared, 
 from jax_bwgemm.kernels.sm100_tmem import Tmem
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.walk import Walk, walk_of
-from jax_bwgemm.variant import Variant
 
 MULTIPLY_WARP = pipelines.EPILOGUE_WARPS
 LOAD_WARP = MULTIPLY_WARP + 1

@@ -16,6 +16,7 @@ from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, add_terms
 from jax_bwgemm.kernels.boxes import Boxes
@@ -26,7 +27,6 @@ from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import ElementOutlet, row_outlet
 from jax_bwgemm.kernels.walk import Walk
-from jax_bwgemm.tile import Tile
 
 STORE_THREADS = 32 * pipelines.EPILOGUE_WARPS
 

@@ -10,11 +10,11 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
+from jax_bwgemm.facts.tile import TMEM_LANES, Tile, acc_cols, acc_stages, tmem_cols
 from jax_bwgemm.kernels import pipelines, row_store
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.outlets import StoreGroup
-from jax_bwgemm.tile import TMEM_LANES, Tile, acc_cols, acc_stages, tmem_cols
 
 LANE_STRIDE = 1 << 16  # of a TMEM address, PTX ISA, tensor memory addressing
 

@@ -55,6 +55,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
+from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.gemm import facts_of
@@ -70,7 +71,6 @@ from jax_bwgemm.kernels.sm90_wgmma import Wgmma
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.stream_k import Exchange
 from jax_bwgemm.kernels.walk import Walk, walk_of
-from jax_bwgemm.variant import Variant
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 LOAD_REGISTERS = 40

@@ -8,9 +8,9 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Uint32, cute
 
+from jax_bwgemm.facts.tile import Tile, warpgroup_slabs
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.walk import Walk
-from jax_bwgemm.tile import Tile, warpgroup_slabs
 
 WARPGROUP_THREADS = 128
 STORE_BARRIER = 1  # named barriers: STORE_BARRIER + w, the threads of consumer warpgroup w; 0 is the CTA's,

@@ -21,9 +21,9 @@ import cutlass
 from cutlass import Uint16, Uint32, cute
 from cutlass.cute.nvgpu import warp
 
+from jax_bwgemm.facts.tile import SWIZZLE_BYTES, Tile
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import StoreGroup
-from jax_bwgemm.tile import SWIZZLE_BYTES, Tile
 
 SLAB_ROWS = 64  # of a wgmma
 REGISTERS = 4  # of a fragment

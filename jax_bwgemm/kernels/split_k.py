@@ -19,8 +19,8 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.tile import Tile
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors, so no banks conflict
 

@@ -27,8 +27,8 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from jax_bwgemm.facts.tile import FLAG_BYTES
 from jax_bwgemm.kernels.walk import Stream, Walk
-from jax_bwgemm.tile import FLAG_BYTES
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors
 LOADED_REGISTERS = 32  # of a part, at a time; of parts of fewer, twice as many, so that their latencies overlap

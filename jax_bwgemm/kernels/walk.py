@@ -7,9 +7,9 @@ import dataclasses
 import cutlass
 from cutlass import Boolean, Int32, Uint32, cute
 
+from jax_bwgemm.facts.tile import INT32_MAX, Tile
 from jax_bwgemm.kernels.params import Sizes, StreamParams
 from jax_bwgemm.kernels.scheduler import Piece, Share, TileOrder, num_pieces, piece_of, share_of, tile_coordinates
-from jax_bwgemm.tile import INT32_MAX, Tile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import report
+from jax_bwgemm.facts.arch import ARCHS
 
 ROOT = Path(__file__).parent.parent.parent
 H200 = ARCHS["h200"]

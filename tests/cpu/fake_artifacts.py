@@ -8,14 +8,14 @@ import itertools
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from jax_bwgemm.arch import ARCHS, family_of
-from jax_bwgemm.artifacts import Entry, RepackEntry, write_manifest
-from jax_bwgemm.kernels.refusals import lay_out
-from jax_bwgemm.recipe import Recipe, leaf_bytes
-from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import k_tile, num_stages, num_threads, smem_bytes, tmem_cols
-from jax_bwgemm.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
+from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.recipe import Recipe, leaf_bytes
+from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.facts.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
+from jax_bwgemm.kernels.aot.refusals import lay_out
+from jax_bwgemm.runtime.artifacts import Entry, RepackEntry, write_manifest
 from tests.cases import fused
 
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}

@@ -13,7 +13,7 @@ from typing import Any
 import ffi_cases
 import pytest
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 COMPILER = shutil.which("c++")
 needs = [

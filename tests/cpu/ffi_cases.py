@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax_bwgemm import ffi
-from jax_bwgemm.problem import DTYPE_BYTES
+from jax_bwgemm.facts.problem import DTYPE_BYTES
+from jax_bwgemm.runtime import ffi
 
 # Parameters of a kernel as these tests call them, in its order. Leaves of 128 and 8 bytes; others have 4.
 KINDS = (

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 import jax_bwgemm
-from jax_bwgemm.plan import Candidate, plan
-from jax_bwgemm.recipe import Recipe
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.recipe import Recipe
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.plan import Candidate, plan
 
 BF16 = jnp.bfloat16
 X = jax.ShapeDtypeStruct((512, 256), BF16)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM = Problem(4096, 4096, 4096)

@@ -9,11 +9,11 @@ import pathlib
 import pytest
 from fake_artifacts import fake_entry, fake_repack, write_fake_artifacts
 
-from jax_bwgemm import artifacts
-from jax_bwgemm.artifacts import Entry, Manifest, ManifestError, RepackEntry
-from jax_bwgemm.repack import Repack
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.repack import Repack
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import artifacts
+from jax_bwgemm.runtime.artifacts import Entry, Manifest, ManifestError, RepackEntry
 from tests.cases import fused
 
 THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 128), c_major="m", store="threads")

@@ -14,12 +14,12 @@ from fake_artifacts import fake_entry, write_fake_artifacts
 from lowered import W, X, calls, hlo, matmul, struct
 
 import jax_bwgemm
-from jax_bwgemm import attempts, decision, jit_build
-from jax_bwgemm.attempts import Asked, alone, choose, expected, ladder
-from jax_bwgemm.epilogue import Epilogue, chain, label
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.epilogue import Epilogue, chain, label
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import attempts, decision, jit_build
+from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)

@@ -12,13 +12,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm import measured
-from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.autotune import products
 from jax_bwgemm.bench import candidates
-from jax_bwgemm.decision import Decision, decide
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner import measured
+from jax_bwgemm.runtime.decision import Decision, decide
 
 H200 = ARCHS["h200"]
 

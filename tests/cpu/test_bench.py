@@ -17,12 +17,12 @@ import pytest
 from bench_results import H200, RESULT
 
 import jax_bwgemm
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.epilogue import chain
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import chain
 
 
 def test_the_default_list_is_what_it_was_meant_to_be() -> None:

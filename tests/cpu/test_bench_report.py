@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from bench_results import LARGE, LOADS, RESULT, ROOT, THIN, times
 
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import machine, render, report
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.facts.arch import ARCHS
 
 
 def test_a_result_file_is_what_was_measured(tmp_path: Path) -> None:

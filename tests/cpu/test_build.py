@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from jax_bwgemm.arch import TARGETS
-from jax_bwgemm.artifacts import Entry, Manifest, verify, write_manifest
-from jax_bwgemm.kernels import build, refusals, sass, sources, worker
-from jax_bwgemm.kernels.catalog import catalogue, repacks
-from jax_bwgemm.kernels.compiled import Compiled
-from jax_bwgemm.kernels.cubin import Facts, read_cubin
-from jax_bwgemm.kernels.worker import Failure
-from jax_bwgemm.recipe import Leaf, TensorMap
-from jax_bwgemm.repack import PARAMS, Repack
-from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant, buffers, tensor_maps
+from jax_bwgemm.facts.arch import TARGETS
+from jax_bwgemm.facts.recipe import Leaf, TensorMap
+from jax_bwgemm.facts.repack import PARAMS, Repack
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant, buffers, tensor_maps
+from jax_bwgemm.kernels.aot import make, refusals, sass, sources, worker
+from jax_bwgemm.kernels.aot.catalog import catalogue, repacks
+from jax_bwgemm.kernels.aot.compiled import Compiled
+from jax_bwgemm.kernels.aot.cubin import Facts, read_cubin
+from jax_bwgemm.kernels.aot.worker import Failure
+from jax_bwgemm.runtime.artifacts import Entry, Manifest, verify, write_manifest
 
 HOPPER = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
@@ -175,10 +175,10 @@ def test_every_target_has_every_repack() -> None:
 
 
 def test_only_is_a_glob_on_names() -> None:
-    chosen = build.select(catalogue(["sm_100a"]), "*_knn_*cta2*_identity")
+    chosen = make.select(catalogue(["sm_100a"]), "*_knn_*cta2*_identity")
     assert chosen and all(v.tile.cta_group == 2 and v.b_major == "n" for v in chosen)
     with pytest.raises(ValueError, match="`--only` requires a glob that some variant's name matches, got 'nothing'"):
-        build.select(chosen, "nothing")
+        make.select(chosen, "nothing")
 
 
 def fake_entry(of: Variant, out: Path, source: str) -> Entry:
@@ -226,8 +226,8 @@ class FakeWorker:
 @pytest.fixture
 def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorker]:
     fake = FakeWorker()
-    monkeypatch.setattr(build.worker, "build_batch", fake)
-    monkeypatch.setattr(build.concurrent.futures, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(make.worker, "build_batch", fake)
+    monkeypatch.setattr(make.concurrent.futures, "ProcessPoolExecutor", InlinePool)
     monkeypatch.setattr(sources, "dsl_version", lambda: "1.2.3")
     return fake
 
@@ -236,9 +236,9 @@ VARIANTS = [variant(tile=tile) for tile in (HOPPER, Tile(128, 256, cluster_m=4),
 
 
 def test_the_second_build_has_nothing_to_do(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    first = build.build(VARIANTS, tmp_path)
+    first = make.build(VARIANTS, tmp_path)
     before = (tmp_path / "manifest.json").stat().st_mtime_ns
-    second = build.build(VARIANTS, tmp_path)
+    second = make.build(VARIANTS, tmp_path)
     assert (first.num_built, first.num_kept, second.num_built, second.num_kept) == (3, 0, 0, 3)
     assert sorted(fake_worker.asked) == sorted(v.name for v in VARIANTS)
     assert (tmp_path / "manifest.json").stat().st_mtime_ns == before
@@ -246,20 +246,20 @@ def test_the_second_build_has_nothing_to_do(fake_worker: FakeWorker, tmp_path: P
 
 
 def test_only_what_is_damaged_is_built_again(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    build.build(VARIANTS, tmp_path)
+    make.build(VARIANTS, tmp_path)
     fake_worker.asked.clear()
     (tmp_path / f"{VARIANTS[0].name}.cubin").write_bytes(b"damaged")
     (tmp_path / f"{VARIANTS[1].name}.ptx.gz").unlink()
-    assert build.build(VARIANTS, tmp_path).num_built == 2
+    assert make.build(VARIANTS, tmp_path).num_built == 2
     assert sorted(fake_worker.asked) == sorted(v.name for v in VARIANTS[:2])
 
 
 def test_changed_sources_build_everything_and_drop_what_was_not_asked(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build.build(VARIANTS, tmp_path)
+    make.build(VARIANTS, tmp_path)
     monkeypatch.setattr(sources, "dsl_version", lambda: "1.2.4")
-    assert build.build(VARIANTS[:1], tmp_path).num_built == 1
+    assert make.build(VARIANTS[:1], tmp_path).num_built == 1
     assert set(Manifest.load(tmp_path).entries) == {VARIANTS[0].name}
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".cubin", ".gz"}
     assert len(list(tmp_path.iterdir())) == 3
@@ -269,26 +269,26 @@ def test_a_new_digest_builds_its_kind_again(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = [VARIANTS[0], dataclasses.replace(VARIANTS[0], target="sm_103a")]
-    build.build(both, tmp_path)
+    make.build(both, tmp_path)
     before = sources.source_sha256
     changed = lambda v: before(v) + ("" if v.target == "sm_90a" else "changed")  # noqa: E731
     monkeypatch.setattr(sources, "source_sha256", changed)
     fake_worker.asked.clear()
-    report = build.build(both, tmp_path)
+    report = make.build(both, tmp_path)
     assert (report.num_kept, fake_worker.asked) == (1, [both[1].name])
 
 
 def test_a_selection_keeps_the_others(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    build.build(VARIANTS[:2], tmp_path)
-    build.build(VARIANTS[2:], tmp_path)
+    make.build(VARIANTS[:2], tmp_path)
+    make.build(VARIANTS[2:], tmp_path)
     assert set(Manifest.load(tmp_path).entries) == {v.name for v in VARIANTS}
 
 
 def test_a_refused_variant_is_named_and_its_old_files_go(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    build.build(VARIANTS, tmp_path)
+    make.build(VARIANTS, tmp_path)
     (tmp_path / f"{VARIANTS[0].name}.cubin").write_bytes(b"damaged")
     fake_worker.bad = {VARIANTS[0].name}
-    report = build.build(VARIANTS, tmp_path)
+    report = make.build(VARIANTS, tmp_path)
     assert report.failures == (Failure(VARIANTS[0].name, "no"),)
     assert set(Manifest.load(tmp_path).entries) == {v.name for v in VARIANTS[1:]}
     assert not (tmp_path / f"{VARIANTS[0].name}.cubin").exists()
@@ -300,8 +300,8 @@ def test_a_dead_process_names_every_variant_of_its_batch(
     def die(*_: object) -> list[Entry | Failure]:
         raise RuntimeError("a process died")
 
-    monkeypatch.setattr(build.worker, "build_batch", die)
-    report = build.build(VARIANTS, tmp_path)
+    monkeypatch.setattr(make.worker, "build_batch", die)
+    report = make.build(VARIANTS, tmp_path)
     assert {f.name for f in report.failures} == {v.name for v in VARIANTS}
     assert all(f.reason == "RuntimeError: a process died" for f in report.failures)
     assert Manifest.load(tmp_path).entries == {}
@@ -313,9 +313,9 @@ def test_an_interrupt_leaves_a_manifest_of_what_is_done(
     def interrupt(num_done: int, num_all: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "BATCH", 1)
+    monkeypatch.setattr(make, "BATCH", 1)
     with pytest.raises(KeyboardInterrupt):
-        build.build(VARIANTS, tmp_path, progress=interrupt)
+        make.build(VARIANTS, tmp_path, progress=interrupt)
     assert len(Manifest.load(tmp_path).entries) == 1
     assert verify(tmp_path) == []
 
@@ -323,17 +323,17 @@ def test_an_interrupt_leaves_a_manifest_of_what_is_done(
 def test_foreign_files_stay(fake_worker: FakeWorker, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").write_text("")
-    build.build(VARIANTS, tmp_path)
+    make.build(VARIANTS, tmp_path)
     assert (tmp_path / "notes.txt").exists()
     assert not (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").exists()
 
 
 def test_a_batch_has_one_target_and_every_process_gets_one() -> None:
     variants = catalogue(["sm_90a", "sm_100a"])
-    batches = build._batches(variants, jobs=4)
+    batches = make._batches(variants, jobs=4)
     assert [v for batch in batches for v in batch] == variants
-    assert all(len({v.target for v in batch}) == 1 and len(batch) <= build.BATCH for batch in batches)
-    assert len(build._batches(variants[:4], jobs=4)) == 4
+    assert all(len({v.target for v in batch}) == 1 and len(batch) <= make.BATCH for batch in batches)
+    assert len(make._batches(variants[:4], jobs=4)) == 4
 
 
 def test_manifest_round_trip(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_real_repacks(tmp_path: Path) -> None:
         chunks = 2 if entry.repack.kind == "pad" else 4  # of a thread, each of two loads
         assert (entry.sass["LDG.128"], entry.sass["STG.128"]) == (2 * chunks, chunks)
         assert entry.registers <= 64  # four CTAs an SM
-    assert build.build(list(repacks(["sm_90a"]))[::3], tmp_path).num_kept == 2
+    assert make.build(list(repacks(["sm_90a"]))[::3], tmp_path).num_kept == 2
 
 
 def test_instructions_of_a_pair(real: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from jax_bwgemm import artifacts
 from jax_bwgemm.cli import doctor
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.runtime import artifacts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -78,7 +78,7 @@ def test_module_runs_without_the_compiler_and_without_rich() -> None:
 
 
 def test_a_build_with_nothing_to_do_does_not_import_the_compiler() -> None:
-    code = "import sys; from jax_bwgemm.kernels import build, catalog; print('cutlass' in sys.modules)"
+    code = "import sys; from jax_bwgemm.kernels.aot import catalog, make; print('cutlass' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

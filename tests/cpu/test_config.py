@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.config import Config, current, report_fallback, resolve
+from jax_bwgemm.runtime.config import Config, current, report_fallback, resolve
 
 
 @pytest.fixture(autouse=True)

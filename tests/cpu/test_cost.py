@@ -6,9 +6,13 @@ import dataclasses
 
 import pytest
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.cost import Schedule, cost, memory_bytes, peak_tflops, roofline_us, shipped_schedule
-from jax_bwgemm.cycles import (
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.geometry import fill_bytes, k_steps, num_waves
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.cost import Schedule, cost, memory_bytes, peak_tflops, roofline_us, shipped_schedule
+from jax_bwgemm.planner.cycles import (
     epilogue_cycles,
     exchange_cycles,
     fill_cycles,
@@ -19,11 +23,7 @@ from jax_bwgemm.cycles import (
     mma_cycles,
     mma_interval,
 )
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.geometry import fill_bytes, k_steps, num_waves
-from jax_bwgemm.plan import candidates
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.planner.plan import candidates
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 L2_READ = H200.constants.l2_read_bytes_per_clk

@@ -24,7 +24,7 @@ from fake_machine import (
     read_map,
 )
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 pytestmark = fake_machine.needs
 

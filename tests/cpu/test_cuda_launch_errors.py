@@ -9,7 +9,7 @@ import ffi_cases
 import pytest
 from fake_machine import CUBIN, FAILED_PRECONDITION, INTERNAL, INVALID_ARGUMENT, NON_PORTABLE, OK, VARIANT, A, Machine
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 pytestmark = fake_machine.needs
 

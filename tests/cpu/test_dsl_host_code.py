@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 from fake_artifacts import fake_entry
 
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import ARCHS, family_of
-from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.epilogue import Epilogue
-from jax_bwgemm.launch import request
-from jax_bwgemm.order import RASTER_ORDERS
-from jax_bwgemm.plan import Plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.recipe import Recipe
-from jax_bwgemm.streams import Stream
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant, places
+from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.recipe import Recipe
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant, places
+from jax_bwgemm.planner.order import RASTER_ORDERS
+from jax_bwgemm.planner.plan import Plan
+from jax_bwgemm.planner.streams import Stream
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.runtime.launch import request
 from tests.cases import fused, has
 
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")

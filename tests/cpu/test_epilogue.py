@@ -13,13 +13,11 @@ import pytest
 from lowered import calls, hlo, struct
 
 import jax_bwgemm
-from jax_bwgemm import epilogue, reference
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench.accuracy import FLOAT64
 from jax_bwgemm.bench.accuracy import evaluate as in_float64
-from jax_bwgemm.config import Config
-from jax_bwgemm.cycles import gate_cycles
-from jax_bwgemm.epilogue import (
+from jax_bwgemm.facts import epilogue
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import (
     ACC,
     ACTIVATIONS,
     ALPHA,
@@ -36,10 +34,13 @@ from jax_bwgemm.epilogue import (
     split,
     steps,
 )  # fmt: skip
-from jax_bwgemm.primitive import fused_product
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.ops import reference
+from jax_bwgemm.ops.primitive import fused_product
+from jax_bwgemm.planner.cycles import gate_cycles
+from jax_bwgemm.runtime.config import Config
 
 CHAINS = [
     chain(*fields) for fields in itertools.product((1.0, 2.0), (False, True), (None, *ACTIVATIONS), (False, True))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.explain import Explanation
-from jax_bwgemm.plan import candidates, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.plan import candidates, plan
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 BEST_H200 = Tile(128, 256, cluster_m=2)
@@ -126,7 +126,7 @@ def test_without_cubins(no_artifacts):
 
 
 def test_a_missing_cubin(artifacts_dir, monkeypatch):
-    from jax_bwgemm import artifacts
+    from jax_bwgemm.runtime import artifacts
 
     find = artifacts.find
     alike = BEST_H200, Tile(256, 128, cluster_n=2)  # two tiles that are predicted alike, and so as a stream-K

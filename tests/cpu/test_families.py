@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import arch as archs
-from jax_bwgemm import tile as tiles
-from jax_bwgemm.arch import ARCHS, TARGETS, Arch, family_of
-from jax_bwgemm.cost import cost
-from jax_bwgemm.families import BLACKWELL, FAMILIES, HOPPER
-from jax_bwgemm.kernels.catalog import ROWS
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import candidates, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts import arch as archs
+from jax_bwgemm.facts import tile as tiles
+from jax_bwgemm.facts.arch import ARCHS, TARGETS, Arch, family_of
+from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.kernels.aot.catalog import ROWS
+from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.plan import candidates, plan
 
 PROBLEM = Problem(5000, 5000, 5000)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 needs_library = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 ATTRIBUTES: dict[str, Any] = dict(

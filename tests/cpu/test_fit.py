@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from jax_bwgemm.arch import ARCHS
 from jax_bwgemm.bench import fit
 from jax_bwgemm.bench.fit import Measured
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.constants import Constants
-from jax_bwgemm.cost import cost
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import TIE, candidates
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.constants import Constants
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.plan import TIE, candidates
 
 H200 = ARCHS["h200"]
 NOW = H200.constants

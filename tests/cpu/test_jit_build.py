@@ -17,14 +17,14 @@ import pytest
 from fake_artifacts import fake_entry, write_fake_artifacts
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, decision, jit_build
-from jax_bwgemm.arch import by_name
-from jax_bwgemm.artifacts import Manifest, verify
-from jax_bwgemm.attempts import Asked, choose
-from jax_bwgemm.plan import plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.arch import by_name
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.runtime import artifacts, decision, jit_build
+from jax_bwgemm.runtime.artifacts import Manifest, verify
+from jax_bwgemm.runtime.attempts import Asked, choose
 
 VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 PROBLEM = Problem(512, 1024, 256)
@@ -244,7 +244,7 @@ def test_without_the_compiler_there_is_a_remedy(real_cache_dir, monkeypatch):
 
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_the_cache_is_named_after_version_and_sources(real_cache_dir):
-    from jax_bwgemm.kernels.sources import source_sha256
+    from jax_bwgemm.kernels.aot.sources import source_sha256
 
     name = f"{jax_bwgemm.__version__}-{source_sha256(VARIANT)[:16]}"
     assert jit_build.cache_dir(VARIANT) == real_cache_dir / "jax_bwgemm" / name
@@ -278,9 +278,9 @@ def test_two_processes_at_once_build_for_real(real_cache_dir):
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_the_compiler_is_not_imported_here():
     script = (
-        "import sys; from jax_bwgemm import jit_build; from jax_bwgemm.tile import Tile; "
-        "from jax_bwgemm.variant import Variant; "
-        "from jax_bwgemm.epilogue import Input; "
+        "import sys; from jax_bwgemm.runtime import jit_build; from jax_bwgemm.facts.tile import Tile; "
+        "from jax_bwgemm.facts.variant import Variant; "
+        "from jax_bwgemm.facts.epilogue import Input; "
         f"jit_build.cache_dir({VARIANT!r}); sys.exit('cutlass' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from jax_bwgemm import tile as tiles
-from jax_bwgemm.arch import ARCHS, Arch
+from jax_bwgemm.facts import tile as tiles
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import Tile
 
 B200, H200 = ARCHS["b200"], ARCHS["h200"]
 PAIR_128 = Tile(128, 128, cta_group=2, cluster_m=2)

@@ -9,9 +9,9 @@ from ffi_cases import CLUSTER_BYTES, FLAG_BYTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_bwgemm import ffi
-from jax_bwgemm.order import L2_HINTS
-from jax_bwgemm.problem import DTYPE_BYTES
+from jax_bwgemm.facts.problem import DTYPE_BYTES
+from jax_bwgemm.planner.order import L2_HINTS
+from jax_bwgemm.runtime import ffi
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 

@@ -8,7 +8,7 @@ import ffi_cases
 import pytest
 from ffi_cases import CLUSTER_BYTES, FLAG_BYTES
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 Change = Callable[[ffi_cases.Call], object]

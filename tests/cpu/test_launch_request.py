@@ -11,18 +11,18 @@ import pytest
 from fake_artifacts import fake_entry
 from fake_machine import INVALID_ARGUMENT, OK, OUT, Machine, read_map
 
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.kernels.refusals import lay_out
-from jax_bwgemm.launch import Array, Request, request
-from jax_bwgemm.plan import Plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.recipe import Buffer, Recipe, TensorMap, leaf_bytes
-from jax_bwgemm.streams import Stream
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import variant_for
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.recipe import Buffer, Recipe, TensorMap, leaf_bytes
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.kernels.aot.refusals import lay_out
+from jax_bwgemm.planner.plan import Plan
+from jax_bwgemm.planner.streams import Stream
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.runtime.launch import Array, Request, request
 
 pytestmark = fake_machine.needs
 TILE = Tile(128, 256, cluster_m=2, stream_k=True)

@@ -25,10 +25,10 @@ from lowered import (
 )
 
 import jax_bwgemm
-from jax_bwgemm import decision
-from jax_bwgemm.plan import plan
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.runtime import decision
 
 
 def test_attributes(artifacts_dir):

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 from lowered import W, X, calls, hlo, majors, matmul, on_b200, operand_barriers, recipe, struct, swapping
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, decision
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import artifacts, decision
 from tests.cases import fused
 
 BIAS, RESIDUAL = struct(1024), struct(512, 1024)

@@ -12,7 +12,7 @@ import pytest
 from lowered import BF16, W, X, calls, hlo, matmul
 
 import jax_bwgemm
-from jax_bwgemm import decision
+from jax_bwgemm.runtime import decision
 
 
 def test_missing_cubins_fall_back(no_artifacts):

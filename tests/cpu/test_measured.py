@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from jax_bwgemm import measured
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.measured import Record, Table, Time
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.measured import Record, Table, Time
 
 PROBLEM = Problem(64, 128, 256)
 FAST = Time("128x256x64_cta1_cluster2x1", False, 10.0, "aaaaaaaaaaaa")

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, measured
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.decision import decide, kernels, measurements
-from jax_bwgemm.epilogue import Epilogue, chain
-from jax_bwgemm.measured import CUBIN_DIGITS, Record, Table, Time
-from jax_bwgemm.plan import Plan, candidates, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant, variant_for
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import Epilogue, chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant, variant_for
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Table, Time
+from jax_bwgemm.planner.plan import Plan, candidates, plan
+from jax_bwgemm.runtime import artifacts
+from jax_bwgemm.runtime.decision import decide, kernels, measurements
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM, FEW_ROWS = Problem(4096, 4096, 4096), Problem(16, 4096, 4096)

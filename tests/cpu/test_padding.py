@@ -9,12 +9,12 @@ import re
 import ffi_cases
 import pytest
 
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.padding import is_torn, padded_shape, padding, why_not_padded
-from jax_bwgemm.plan import plan
-from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.tile import Tile, k_tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.padding import is_torn, padded_shape, padding, why_not_padded
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.runtime import ffi
 
 H200 = ARCHS["h200"]
 DTYPES = ("float8_e4m3fn", "bfloat16", "float32")

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, TF32, changed
 
-from jax_bwgemm.arch import ARCHS, by_name, detect
-from jax_bwgemm.cost import roofline_us
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.order import L2_HINTS, l2_hints, raster
-from jax_bwgemm.plan import SURE_CLUSTER_CTAS, candidates, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import FEW, Tile, k_tile
+from jax_bwgemm.facts.arch import ARCHS, by_name, detect
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import FEW, Tile, k_tile
+from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster
+from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, candidates, plan
 
 
 def batched(batch, *sizes):

@@ -10,13 +10,13 @@ import pytest
 from lowered import calls, hlo, struct
 
 import jax_bwgemm
-from jax_bwgemm import measured
-from jax_bwgemm.arch import ARCHS, Arch
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import plan
-from jax_bwgemm.precision import canonical, promotes
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile, defers_store
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile, defers_store
+from jax_bwgemm.ops.precision import canonical, promotes
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.plan import plan
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PRESET = jax.lax.DotAlgorithmPreset

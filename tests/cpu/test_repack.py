@@ -13,7 +13,7 @@ from lowered import calls, hlo, majors, matmul, swizzles
 from lowered import struct as array
 
 import jax_bwgemm
-from jax_bwgemm.repack import INT32_MAX, Repack
+from jax_bwgemm.facts.repack import INT32_MAX, Repack
 
 FP8, TILE = "float8_e4m3fn", "128x128x128_cta1_cluster1x1"
 PAD, FLIP = Repack("sm_90a", "pad", 2), Repack("sm_90a", "transpose", 1)

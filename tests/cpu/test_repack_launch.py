@@ -23,8 +23,8 @@ from fake_machine import (
     Machine,
 )
 
-from jax_bwgemm import ffi
-from jax_bwgemm.repack import NUM_THREADS, Repack
+from jax_bwgemm.facts.repack import NUM_THREADS, Repack
+from jax_bwgemm.runtime import ffi
 
 pytestmark = fake_machine.needs
 SOURCE, OUT = 0x7F0000000006, 0x7F0000200010

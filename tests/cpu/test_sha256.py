@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jax_bwgemm import ffi
+from jax_bwgemm.runtime import ffi
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 

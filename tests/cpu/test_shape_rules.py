@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_bwgemm
-from jax_bwgemm.shape_rules import matmul_shape, result_dtype
+from jax_bwgemm.ops.shape_rules import matmul_shape, result_dtype
 
 BF16 = jnp.bfloat16
 X = jnp.ones((4, 8), BF16)

@@ -6,35 +6,38 @@ import pathlib
 
 import pytest
 
-from jax_bwgemm.kernels import sources
-from jax_bwgemm.repack import Repack
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.repack import Repack
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot import sources
 
 KINDS = ("hopper", "blackwell", "repack")
 PACKAGE = {
-    "kernels/worker": "from jax_bwgemm.artifacts import find\nfrom jax_bwgemm.kernels import sass\n"
-    "def build():\n    from jax_bwgemm.kernels.compile import run\n    from jax_bwgemm.kernels.repack import flip\n",
-    "kernels/compile": "import jax_bwgemm.kernels.sm90\nfrom jax_bwgemm.kernels import sm100\n"
-    "from jax_bwgemm.tile import X\n",
+    "kernels/aot/worker": "from jax_bwgemm.runtime.artifacts import find\n"
+    "from jax_bwgemm.kernels.aot import sass\n"
+    "def build():\n    from jax_bwgemm.kernels.aot.compile import run\n"
+    "    from jax_bwgemm.kernels.repack import flip\n",
+    "kernels/aot/compile": "import jax_bwgemm.kernels.sm90\nfrom jax_bwgemm.kernels import sm100\n"
+    "from jax_bwgemm.facts.tile import X\n",
     "kernels/sm90": '"""A timetable."""\n\nfrom jax_bwgemm.kernels.gemm import Gemm\n'
     "from jax_bwgemm.kernels.sm90_store import f\n",
     "kernels/sm90_store": 'def f(x):\n    """Doubles."""\n    return 2 * x  # twice\n',
-    "kernels/sm100": "from jax_bwgemm.kernels.gemm import Gemm\nfrom jax_bwgemm.legality import why_not\n",
+    "kernels/sm100": "from jax_bwgemm.kernels.gemm import Gemm\nfrom jax_bwgemm.facts.legality import why_not\n",
     "kernels/gemm": "import cutlass\n\n\nclass Gemm:\n    x = 1\n",
-    "kernels/repack": "from jax_bwgemm.repack import Y\n",
-    "kernels/sass": "Z = 1\n",
-    "kernels/catalog": "LIST = 1\n",
-    "artifacts": "FORMAT = 1\n",
-    "legality": "RULE = 1\n",
-    "tile": "X = 1\n",
-    "repack": "Y = 1\n",
+    "kernels/repack": "from jax_bwgemm.facts.repack import Y\n",
+    "kernels/aot/sass": "Z = 1\n",
+    "kernels/aot/catalog": "LIST = 1\n",
+    "runtime/artifacts": "FORMAT = 1\n",
+    "facts/legality": "RULE = 1\n",
+    "facts/tile": "X = 1\n",
+    "facts/repack": "Y = 1\n",
 }
 
 
 @pytest.fixture
 def package(tmp_path: pathlib.Path) -> pathlib.Path:
-    (tmp_path / "kernels").mkdir()
+    for floor in ("kernels/aot", "facts", "runtime"):
+        (tmp_path / floor).mkdir(parents=True)
     for name, text in PACKAGE.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
@@ -71,14 +74,14 @@ def test_prose_and_layout_rebuild_nothing(package: pathlib.Path, module: str, ol
         ("kernels/sm90_store", "2 * x", "3 * x", ["hopper"]),
         ("kernels/sm100", "import Gemm", "import Gemm as G", ["blackwell"]),
         ("kernels/gemm", "x = 1", "x = 2", ["hopper", "blackwell"]),
-        ("tile", "1", "2", ["hopper", "blackwell"]),
+        ("facts/tile", "1", "2", ["hopper", "blackwell"]),
         ("kernels/repack", "import Y", "import Y as y", ["repack"]),
-        ("repack", "1", "2", ["repack"]),
-        ("kernels/sass", "1", "2", list(KINDS)),
-        ("kernels/worker", "def build", "def compile", list(KINDS)),
-        ("kernels/catalog", "1", "2", []),
-        ("artifacts", "1", "2", []),
-        ("legality", "1", "2", []),
+        ("facts/repack", "1", "2", ["repack"]),
+        ("kernels/aot/sass", "1", "2", list(KINDS)),
+        ("kernels/aot/worker", "def build", "def compile", list(KINDS)),
+        ("kernels/aot/catalog", "1", "2", []),
+        ("runtime/artifacts", "1", "2", []),
+        ("facts/legality", "1", "2", []),
     ],
 )
 def test_code_rebuilds_what_is_made_from_it(
@@ -89,11 +92,31 @@ def test_code_rebuilds_what_is_made_from_it(
 
 def test_the_packages_own_sources() -> None:
     hopper, blackwell, repack = (set(sources.modules(kind)) for kind in KINDS)
-    assert {"kernels.sm90", "kernels.gemm", "kernels.compile", "tile", "variant", "recipe"} <= hopper
-    assert {"kernels.sm100", "kernels.gemm", "kernels.compile", "tile", "variant", "recipe"} <= blackwell
+    assert {
+        "kernels.sm90",
+        "kernels.gemm",
+        "kernels.aot.compile",
+        "facts.tile",
+        "facts.variant",
+        "facts.recipe",
+    } <= hopper
+    assert {
+        "kernels.sm100",
+        "kernels.gemm",
+        "kernels.aot.compile",
+        "facts.tile",
+        "facts.variant",
+        "facts.recipe",
+    } <= blackwell
     assert not any("sm100" in name for name in hopper) and not any("sm90" in name for name in blackwell)
-    assert {"kernels.repack", "repack"} <= repack and not {"kernels.gemm", "kernels.sm90", "kernels.sm100"} & repack
-    assert not {"legality", "artifacts", "kernels.catalog", "kernels.build"} & (hopper | blackwell | repack)
+    assert {"kernels.repack", "facts.repack"} <= repack and not {
+        "kernels.gemm",
+        "kernels.sm90",
+        "kernels.sm100",
+    } & repack
+    assert not {"facts.legality", "runtime.artifacts", "kernels.aot.catalog", "kernels.aot.make"} & (
+        hopper | blackwell | repack
+    )
 
 
 def test_a_digest_follows_kind_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from jax_bwgemm.arch import ARCHS, Arch
-from jax_bwgemm.cost import cost
-from jax_bwgemm.geometry import num_tiles
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.geometry import num_tiles
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import FLAG_BYTES, MAX_CLUSTER_CTAS, Tile, workspace_bytes
 from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of
-from jax_bwgemm.legality import why_not
-from jax_bwgemm.plan import plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.streams import NO_STREAM, best_stream
-from jax_bwgemm.tile import FLAG_BYTES, MAX_CLUSTER_CTAS, Tile, workspace_bytes
+from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.planner.streams import NO_STREAM, best_stream
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM = Problem(4096, 4096, 4096)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
-from jax_bwgemm.order import RASTER_ORDERS
+from jax_bwgemm.planner.order import RASTER_ORDERS
 
 small = st.integers(1, 9)
 

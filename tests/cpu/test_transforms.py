@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm.config import Config
-from jax_bwgemm.primitive import fused_product, product
+from jax_bwgemm.ops.primitive import fused_product, product
+from jax_bwgemm.runtime.config import Config
 from tests import cases
 from tests.cases import GATES
 

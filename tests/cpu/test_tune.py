@@ -17,18 +17,19 @@ import jax
 import numpy as np
 import pytest
 
-from jax_bwgemm import ffi, measured
-from jax_bwgemm.arch import ARCHS, Arch
 from jax_bwgemm.bench import candidates, regret, timing, tune
 from jax_bwgemm.bench.candidates import Timed, burst, launch_order, operands, program, time_kernels
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.cost import roofline_us
-from jax_bwgemm.decision import Decision, kernels, measurements
-from jax_bwgemm.epilogue import Epilogue, chain, parse
-from jax_bwgemm.launch import request
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import FEW, Tile
+from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.epilogue import Epilogue, chain, parse
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import FEW, Tile
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.decision import Decision, kernels, measurements
+from jax_bwgemm.runtime.launch import request
 
 H200 = ARCHS["h200"]
 PROBLEM = Problem(1024, 512, 256)
@@ -113,7 +114,7 @@ def test_operands_are_as_stored_and_padded() -> None:
 
 def test_a_swapped_kernel_gets_b_first(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = {"hopper": (Tile(128, 128),)}  # of which the fake catalogue has the m-major variants
-    monkeypatch.setattr("jax_bwgemm.plan.candidates.__defaults__", (narrow, narrow))
+    monkeypatch.setattr("jax_bwgemm.planner.plan.candidates.__defaults__", (narrow, narrow))
     decisions, lines = lowered(Problem(16, 512, 250), 1)
     assert {d.plan.swapped for d in decisions if d.plan} == {False, True}
     for decision, line in zip(decisions, lines[::2], strict=True):

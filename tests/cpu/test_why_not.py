@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
-from jax_bwgemm.arch import ARCHS
-from jax_bwgemm.epilogue import ACC, Apply, Epilogue, chain
-from jax_bwgemm.legality import is_read_swapped, why_not, why_not_tile
-from jax_bwgemm.plan import candidates
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import Tile
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import ACC, Apply, Epilogue, chain
+from jax_bwgemm.facts.legality import is_read_swapped, why_not, why_not_tile
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.plan import candidates
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
 ADDED = chain(has_residual=True)

@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from jax_bwgemm.arch import family_of
 from jax_bwgemm.emulator import Counters, EmulatorError, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.kernels.compile import compile_variant
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import Tile, k_tile
-from jax_bwgemm.variant import Variant, why_not_variant
+from jax_bwgemm.facts.arch import family_of
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.variant import Variant, why_not_variant
+from jax_bwgemm.kernels.aot.compile import compile_variant
 from tests.cases import Case, check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 

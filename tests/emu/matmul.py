@@ -10,12 +10,12 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
 import numpy as np
 
-from jax_bwgemm import recipe
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.problem import DTYPE_SHORT
-from jax_bwgemm.tile import Tile, workspace_bytes
-from jax_bwgemm.variant import Variant, buffers, places
+from jax_bwgemm.facts import recipe
+from jax_bwgemm.facts.problem import DTYPE_SHORT
+from jax_bwgemm.facts.tile import Tile, workspace_bytes
+from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
@@ -118,7 +118,7 @@ def run_matmul(
 
 
 def facts_of(variant: Variant, compiled: Any) -> Facts:
-    """From `kernels.compile.compile_variant`'s result."""
+    """From `kernels.aot.compile.compile_variant`'s result."""
     maps = by_role(variant, compiled.tensor_maps)
     return Facts(variant, compiled.params, compiled.num_threads, compiled.smem_bytes, maps)
 

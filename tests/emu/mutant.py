@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.emu.edits import At, Edit, change, number, operand
 
 

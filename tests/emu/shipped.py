@@ -7,11 +7,11 @@ import gzip
 import pathlib
 import shutil
 
-from jax_bwgemm import artifacts
 from jax_bwgemm.emulator import parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.kernels.catalog import catalogue
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot.catalog import catalogue
+from jax_bwgemm.runtime import artifacts
 from tests.emu.matmul import Facts, by_role
 
 

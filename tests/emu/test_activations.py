@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
-from jax_bwgemm.epilogue import ACTIVATIONS as NAMES
-from jax_bwgemm.tile import Tile, k_tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.epilogue import ACTIVATIONS as NAMES
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import ACTIVATIONS, DTYPES, SHIPPED_ACTIVATIONS, fused
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from jax_bwgemm.emulator import Schedule
-from jax_bwgemm.tile import Tile, k_tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")

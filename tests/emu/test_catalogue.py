@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
-from jax_bwgemm.epilogue import ACC, label
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.epilogue import ACC, label
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case, check_case
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.mutant import KERNELS

@@ -8,10 +8,10 @@ import pathlib
 
 import pytest
 
-from jax_bwgemm import ffi
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import ffi
 from tests.emu.shipped import copy_alone, why_missing
 
 SINGLE = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))

@@ -9,16 +9,16 @@ import pytest
 
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.tile import Tile, k_tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import ACTIVATIONS, DTYPES, activation_of, fused, gate_error, has
 from tests.emu.matmul import Facts, run_matmul
 from tests.emu.test_hopper import kernel as compiled_kernel
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
-from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
-from jax_bwgemm.kernels.sass import disassemble  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.sass import disassemble  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass
 
 BF16, F16, F32, E4M3 = "bfloat16", "float16", "float32", "float8_e4m3fn"

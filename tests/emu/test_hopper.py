@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant, why_not_variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant, why_not_variant
 from tests.cases import fused
 from tests.emu.matmul import facts_of
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels import pipelines  # noqa: E402 - needs cutlass
-from jax_bwgemm.kernels.compile import Compiled, compile_variant  # noqa: E402 - needs cutlass
-from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.compile import Compiled, compile_variant  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.sm90 import LOAD_REGISTERS, multiply_registers  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
 

@@ -12,17 +12,17 @@ from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.machine import Warp
 from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.syntax import Mem, Reg
-from jax_bwgemm.recipe import TensorMap
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.recipe import TensorMap
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
 from tests.emu.matmul import facts_of, run_matmul
 from tests.emu.test_hopper import kernel, shapes
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
-from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402 - needs cutlass
-from jax_bwgemm.kernels.sass import disassemble  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.sass import disassemble  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.sm90_fragments import matrix_k  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
 

@@ -9,8 +9,8 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.tile import Tile, k_tile, store_box_bytes, store_boxes, store_buffers
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile, k_tile, store_box_bytes, store_boxes, store_buffers
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
 from tests.emu import sites
 from tests.emu.edits import At, Edit, drop, move, mutated, number

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import decision, emulated, ffi
-from jax_bwgemm.config import FallbackError, FallbackWarning
-from jax_bwgemm.decision import decide
 from jax_bwgemm.emulator import Fault
-from jax_bwgemm.order import RASTER_ORDERS
-from jax_bwgemm.plan import candidates, plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner.order import RASTER_ORDERS
+from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.runtime import decision, emulated, ffi
+from jax_bwgemm.runtime.config import FallbackError, FallbackWarning
+from jax_bwgemm.runtime.decision import decide
 from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
 from tests.emu.shipped import copy_alone, variants, why_missing
 

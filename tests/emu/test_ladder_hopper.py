@@ -30,8 +30,8 @@ import hopper_measure  # noqa: E402
 import hopper_table  # noqa: E402
 
 from jax_bwgemm.emulator import Fault, Launch, Memory, Schedule, TensorMap, run  # noqa: E402
-from jax_bwgemm.kernels import sass  # noqa: E402
-from jax_bwgemm.kernels.cubin import read_cubin  # noqa: E402
+from jax_bwgemm.kernels.aot import sass  # noqa: E402
+from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402
 
 PAGE = ROOT / "docs" / "hopper.md"
 # (m, n, k): less than a step, less and more steps than stages; more rows of tiles than are walked together; edges.

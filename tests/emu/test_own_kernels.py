@@ -12,15 +12,15 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.shipped import SHIPPED_TILES
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.shipped import SHIPPED_TILES
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case, check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
-from jax_bwgemm.kernels.compile import compile_variant  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import compiled, run_case  # noqa: E402 - needs cutlass
 
 TARGETS = {"sm_90a": "hopper", "sm_100a": "blackwell"}

@@ -9,8 +9,8 @@ import pytest
 from jax_bwgemm.emulator import Observer, Schedule
 from jax_bwgemm.emulator.machine import Warp
 from jax_bwgemm.emulator.syntax import Imm, Mem, Module, Reg
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case
 from tests.emu.matmul import Facts, case_of, run_matmul
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, emulated
-from jax_bwgemm.arch import TARGETS
 from jax_bwgemm.emulator import Counters, Fault, Launch, Memory, Schedule, memory, parse, run
-from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
+from jax_bwgemm.facts.arch import TARGETS
+from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
+from jax_bwgemm.runtime import artifacts, emulated
 from tests.emu import shipped
 
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)

@@ -10,8 +10,8 @@ import pytest
 
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.tile import FLAG_BYTES, Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import FLAG_BYTES, Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES, Case, check_case, fused
 from tests.emu.matmul import TOKEN, Facts, case_of, poisoned_workspace, run_matmul
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case
 from tests.emu.edits import At, Edit, both, change, drop, move, mutated
 from tests.emu.matmul import Facts, facts_of, poisoned_workspace, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
-from jax_bwgemm.kernels.compile import compile_variant  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass
 
 TILE = Tile(128, 32, stream_k=True)  # two groups
 CASE = Case(248, 32, 64 * 6, out_dtype="float32")

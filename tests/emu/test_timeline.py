@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_bwgemm import ffi
-from jax_bwgemm.decision import decide
-from jax_bwgemm.emulated import Kernel, kernel_of
 from jax_bwgemm.emulator import Schedule, Timeline, Trace
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.tile import Tile
-from jax_bwgemm.variant import variant_for
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.decision import decide
+from jax_bwgemm.runtime.emulated import Kernel, kernel_of
 from tests.emu.shipped import why_missing
 
 PROBLEM = Problem(256, 264, 136)

@@ -8,8 +8,8 @@ import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several test processes may share the GPU
 
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.decision import target_arch
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime.decision import target_arch
 
 ARCH = target_arch(None)
 

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bwgemm import artifacts, ffi
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.launch import request
-from jax_bwgemm.order import raster
-from jax_bwgemm.plan import Plan
-from jax_bwgemm.problem import Problem
-from jax_bwgemm.streams import best_stream
-from jax_bwgemm.tile import TMA_ALIGN_BYTES
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
+from jax_bwgemm.planner.order import raster
+from jax_bwgemm.planner.plan import Plan
+from jax_bwgemm.planner.streams import best_stream
+from jax_bwgemm.runtime import artifacts, ffi
+from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.runtime.launch import request
 
 
 def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_bwgemm import artifacts
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Problem
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES, Problem
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import artifacts
+from jax_bwgemm.runtime.decision import target_arch
 from tests.cases import GATES, Case, activation_of, gate_error
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.shipped import facts as facts_of

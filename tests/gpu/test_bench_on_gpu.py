@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench import peers, timing
 from jax_bwgemm.bench import run as bench
 from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.programs import compile_peer, make_operands
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime import ffi
 
 
 @pytest.mark.parametrize(

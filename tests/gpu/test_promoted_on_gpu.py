@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.decision import target_arch
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime.decision import target_arch
 
 ARCH = target_arch(None)
 PRESET = jax.lax.DotAlgorithmPreset

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.epilogue import ACC
-from jax_bwgemm.order import RASTER_ORDERS
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.epilogue import ACC
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.order import RASTER_ORDERS
+from jax_bwgemm.runtime.artifacts import Entry
 from tests.cases import check_case
 from tests.emu.matmul import case_of
 from tests.gpu.forced import forced

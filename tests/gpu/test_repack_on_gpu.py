@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import artifacts, ffi
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.decision import target_arch
-from jax_bwgemm.repack import ELEMENT_BYTES, KINDS, Repack
-from jax_bwgemm.repacking import attributes
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
+from jax_bwgemm.ops.repacking import attributes
+from jax_bwgemm.runtime import artifacts, ffi
+from jax_bwgemm.runtime.decision import target_arch
 
 ARCH = target_arch(None)
 TARGET = ARCH.target if isinstance(ARCH, Arch) else "sm_90a"

@@ -16,8 +16,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import jax_bwgemm
-from jax_bwgemm import ffi
-from jax_bwgemm.arch import Arch
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime import ffi
 from tests.cases import ACTIVATIONS, gate_error
 
 matmul = functools.partial(jax_bwgemm.matmul, on_fallback="error")

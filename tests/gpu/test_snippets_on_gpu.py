@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.emulator import TensorMap
+from jax_bwgemm.facts.arch import Arch
 from tests.gpu import driver
 from tests.snippets.catalogue import ALL
 from tests.snippets.kit import Snippet, emulate

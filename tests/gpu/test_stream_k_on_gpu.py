@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.artifacts import Entry
-from jax_bwgemm.epilogue import ACC
-from jax_bwgemm.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.streams import Stream
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.epilogue import ACC
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.planner.streams import Stream
+from jax_bwgemm.runtime.artifacts import Entry
 from tests.cases import Case, activation_of, check_case, has
 from tests.gpu.forced import forced
 from tests.gpu.test_variants import ENTRIES

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm import measured
-from jax_bwgemm.arch import Arch
 from jax_bwgemm.bench.candidates import time_kernels
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.decision import decide, kernels
-from jax_bwgemm.epilogue import chain
-from jax_bwgemm.problem import Problem
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner import measured
+from jax_bwgemm.runtime.decision import decide, kernels
 
 PROBLEMS = (
     Problem(4096, 4096, 4096),

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_bwgemm import artifacts
-from jax_bwgemm.arch import Arch
-from jax_bwgemm.artifacts import Entry, Manifest
-from jax_bwgemm.decision import target_arch
-from jax_bwgemm.problem import DTYPE_BYTES, FP8_DTYPES, Problem
-from jax_bwgemm.shipped import NARROW_TILES, SHIPPED_TILES
-from jax_bwgemm.variant import Variant
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES, Problem
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import artifacts
+from jax_bwgemm.runtime.artifacts import Entry, Manifest
+from jax_bwgemm.runtime.decision import target_arch
 from tests.cases import GATES, Case, activation_of, gate_error, has
 from tests.gpu.forced import forced
 

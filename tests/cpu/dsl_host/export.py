@@ -7,10 +7,10 @@ import json
 import pathlib
 import sys
 
-from jax_bwgemm.kernels.compile import checked_maps, compile_host, params
-from jax_bwgemm.kernels.refusals import lay_out
-from jax_bwgemm.recipe import Recipe
-from jax_bwgemm.variant import Variant, buffers
+from jax_bwgemm.facts.recipe import Recipe
+from jax_bwgemm.facts.variant import Variant, buffers
+from jax_bwgemm.kernels.aot.compile import checked_maps, compile_host, params
+from jax_bwgemm.kernels.aot.refusals import lay_out
 
 if __name__ == "__main__":
     variant = Variant.from_json(json.loads(sys.argv[2]))

@@ -1,0 +1,109 @@
+"""Facts of silicon, one frozen record per device; every number with its source. Knows no tile and no problem."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_bwgemm.facts.constants import Constants
+from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER, Family
+
+
+@dataclasses.dataclass(frozen=True)
+class Arch:
+    """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock, 0 where the
+    target has no instruction.
+
+    `constants` are the cost model's: a device that was measured may have others than its family. `clusters`: how many
+    of 1, 2, 4, 8 and 16 CTAs run at once, one CTA a SM; empty where nobody has asked a device.
+    """
+
+    name: str
+    target: str
+    compute_capability: tuple[int, int]
+    num_sms: int
+    clock_ghz: float
+    bf16_flops_per_clk: int
+    tf32_flops_per_clk: int
+    fp8_flops_per_clk: int
+    int8_ops_per_clk: int
+    smem_bytes: int
+    tmem_cols: int
+    l2_bytes: int
+    memory_tb_per_s: float
+    clusters: tuple[int, ...]
+    constants: Constants
+    source: str
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.target)
+
+    def max_clusters(self, ctas: int) -> int:
+        """Clusters of `ctas`, a power of two, that run at once: what a device said, which may have had more SMs."""
+        known = dict(zip((1, 2, 4, 8, 16), self.clusters, strict=False))
+        return max(1, min(known.get(ctas, self.num_sms), self.num_sms // ctas))
+
+    @property
+    def peak_tflops(self) -> float:
+        """bf16 with float32 accumulation at `clock_ghz`, in TFLOP/s."""
+        return self.num_sms * self.clock_ghz * self.bf16_flops_per_clk / 1e3
+
+    def flops_per_clk(self, in_dtype: str) -> int:
+        """The tensor cores' rate for operands of `in_dtype`, per SM and clock."""
+        if in_dtype == "float32":
+            return self.tf32_flops_per_clk
+        if in_dtype in ("int8", "uint8"):
+            return self.int8_ops_per_clk
+        return self.fp8_flops_per_clk if in_dtype.startswith("float8") else self.bf16_flops_per_clk
+
+
+_SMEM_227_KIB = 227 * 1024  # CUDA C++ programming guide, technical specifications: 227 KB a block for 9.0 and 10.x
+_H200_CLUSTERS = (132, 66, 30, 15, 7)  # cuOccupancyMaxActiveClusters of our 128x128 kernel
+
+ARCHS = {
+    arch.name: arch
+    for arch in (
+        Arch("h100", "sm_90a", (9, 0), 132, 1.83, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
+             50 * 2**20, 3.35, _H200_CLUSTERS, HOPPER.constants,
+             "NVIDIA H100 datasheet and whitepaper (SXM); clusters as on an H200"),
+        Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
+             60 * 2**20, 4.3, _H200_CLUSTERS, HOPPER.constants,
+             "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth, clusters"),
+        Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, 4096, 16384, 16384, _SMEM_227_KIB, 512,
+             126 * 2**20, 7.7, (), BLACKWELL.constants,
+             "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project"),
+        Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, 4096, 16384, 0, _SMEM_227_KIB, 512,
+             126 * 2**20, 8.0, (), BLACKWELL.constants,
+             "NVIDIA Blackwell Ultra datasheet; not measured by this project"),
+    )
+}  # fmt: skip
+
+_FAMILY_OF = {target: family for family in FAMILIES for target in family.targets}
+TARGETS = tuple(_FAMILY_OF)
+
+
+def family_of(target: str) -> Family:
+    """The record of a target's family."""
+    if target not in _FAMILY_OF:
+        raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}")
+    return _FAMILY_OF[target]
+
+
+def by_name(name: str) -> Arch:
+    """The device called `name`, a key of `ARCHS`."""
+    if name not in ARCHS:
+        raise ValueError(f"`device` requires one of {', '.join(ARCHS)}, got {name!r}")
+    return ARCHS[name]
+
+
+def detect(kind: str, compute_capability: str, num_sms: int | None = None) -> Arch | str:
+    """The record of a device as its driver describes it ("NVIDIA H200", "9.0"), else one sentence why there is none.
+
+    A device whose kind is not listed takes the first record of its compute capability; `num_sms` overrides its SMs.
+    """
+    same = [arch for arch in ARCHS.values() if "{}.{}".format(*arch.compute_capability) == compute_capability]
+    if not same:
+        legal = ", ".join(dict.fromkeys("{}.{}".format(*arch.compute_capability) for arch in ARCHS.values()))
+        return f"a device requires compute capability {legal}, got {compute_capability} ({kind})"
+    arch = next((arch for arch in same if arch.name.upper() in kind.upper()), same[0])
+    return dataclasses.replace(arch, num_sms=num_sms or arch.num_sms)

@@ -1,0 +1,240 @@
+"""THE rule of what is legal: `why_not` a tile cannot compute a problem on a device. What is best is `plan`'s."""
+
+from __future__ import annotations
+
+import math
+
+from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
+from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Input, steps
+from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
+from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.tile import (
+    INT32_MAX,
+    MAX_CLUSTER_CTAS,
+    SWIZZLE_BYTES,
+    Tile,
+    acc_cols,
+    is_tma_storable,
+    load_box,
+    num_stages,
+    stage_bytes,
+    store_cols,
+    swizzle_atom_bytes,
+)
+
+MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
+
+
+def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    """None if `tile` can compute `problem` on `arch`, else one sentence that names the rule and the value."""
+    return (
+        why_not_dtypes(problem)
+        or why_not_on(problem, arch)
+        or why_not_epilogue(problem)
+        or why_not_tile(tile, problem, arch)
+        or why_not_sizes(problem)
+    )
+
+
+def why_not_dtypes(problem: Problem) -> str | None:
+    """The part of `why_not` that neither sizes nor a tile nor a device enter: what is asked before tracing."""
+    a, b, out = problem.a_dtype, problem.b_dtype, problem.out_dtype
+    legal_out: tuple[str, ...] = ("bfloat16", "float16", "float32", *FP8_DTYPES)
+    if {a, b} <= set(INT8_DTYPES):
+        legal_out = ("int32",)
+        if not problem.epilogue.is_identity:
+            return f"integer operands require no epilogue, got {problem.epilogue.kind}"
+    elif not {a, b} <= set(FP8_DTYPES) and (a != b or a not in ("bfloat16", "float16", "float32")):
+        return (
+            "operands require two of float8_e4m3fn and float8_e5m2, two of int8 and uint8, or bfloat16, float16 or "
+            f"float32, both the same, got {a} and {b}"
+        )
+    if out not in legal_out:
+        return f"the result of {a} and {b} requires {' or '.join(legal_out)}, got {out}"
+    majors = problem.a_major, problem.b_major, problem.c_major
+    if majors[0] not in A_MAJORS or majors[1] not in B_MAJORS or majors[2] not in C_MAJORS:
+        rule = f"a in {A_MAJORS}, b in {B_MAJORS} and the result in {C_MAJORS}"
+        return f"majors require {rule}, got {majors[0]!r}, {majors[1]!r} and {majors[2]!r}"
+    return None
+
+
+def why_not_on(problem: Problem, arch: Arch) -> str | None:
+    """The part of `why_not` in which the device meets dtypes and majors, but no tile and no size."""
+    dtype = problem.a_dtype
+    if arch.flops_per_clk(dtype) == 0:
+        return f"{arch.target} has no tensor core instruction for {dtype}"
+    if DTYPE_BYTES[dtype] not in arch.family.mn_major_bytes and problem.b_major != "k":
+        rule = f"a k-major b for {dtype} (PTX ISA, {arch.family.instruction}; an m-major a goes through registers)"
+        return f"{arch.target} requires {rule}, got {problem.b_major!r}"
+    return None
+
+
+def why_not_epilogue(problem: Problem) -> str | None:
+    """The part of `why_not` that says what kernels do to a result, one step after another: a scalar multiplies it, a
+    vector along its contiguous dimension is added, functions are applied, and last a matrix is added."""
+    epilogue = problem.epilogue
+    if epilogue.seconds:
+        return f"a kernel requires one result, got {', '.join(role for role, _ in epilogue.results)}"
+    found = steps(epilogue.out)
+    if found is None:
+        return f"a kernel requires an epilogue whose steps take what the one before gave, got {epilogue.out}"
+    legal = {("mul", ALPHA), ("add", Input(BIAS.role, problem.c_major))}
+    for i, step in enumerate(found):
+        own = step.op, step.args[-1]
+        is_last_matrix = own == ("add", RESIDUAL) and i == len(found) - 1
+        if len(step.args) > 1 and own not in legal and not is_last_matrix:
+            rule = f"`alpha` to multiply by, a `bias` along {problem.c_major} or, last, a `residual` to add"
+            return f"a step of an epilogue requires {rule}, got {step}"
+        legal.discard(own)  # type: ignore[arg-type]
+    return None
+
+
+def is_read_swapped(problem: Problem, arch: Arch) -> bool:
+    """Whether the device reads the operands as they lie only as those of the transposed product, and should.
+
+    Threads store a transposed result element by element. Where they must, the rows of a 1-byte b must be padded, too: a
+    pass that transposes them on the way costs no more.
+    """
+    if why_not_on(problem, arch) is None:
+        return False
+    if DTYPE_BYTES[problem.b_dtype] == 1 and not is_tma_storable(problem):
+        return False
+    return why_not_on(problem.transposed, arch) is None
+
+
+def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    """The part of `why_not` that no size enters."""
+    in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]
+    if tile.k_tile * in_bytes != SWIZZLE_BYTES:
+        return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
+    if reason := _why_not_cluster(tile) or _why_not_mma(tile, problem.a_dtype, arch) or _why_not_sums(tile, arch):
+        return reason
+    if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
+        return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
+    for operand, major in (("a", problem.a_major), ("b", problem.b_major)):
+        if reason := _why_not_load(tile, operand, major, problem.a_dtype, arch):
+            return reason
+    if reason := _why_not_promoted(tile, problem, arch):
+        return reason
+    if problem.epilogue.has_residual and (tile.cluster_k > 1 or not is_tma_storable(problem)):
+        return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
+    stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual)
+    if stages < 3:
+        return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"
+    exchange = 4 * tile.cta_m * tile.mma_n
+    if tile.cluster_k > 1 and exchange > stages * stage_bytes(tile, problem.a_dtype):
+        return f"`cluster_k` requires an accumulator that fits the stages it is exchanged through, got {exchange} bytes"
+    return None
+
+
+def needs_promotion(problem: Problem, arch: Arch) -> bool:
+    """Whether the problem wants float32 sums that the device's tensor cores do not keep."""
+    return problem.promoted and problem.a_dtype in FP8_DTYPES and arch.family.fp8_sum_bits < FLOAT32_BITS
+
+
+def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
+    is_needed = needs_promotion(problem, arch)
+    if is_needed and not tile.promoted:
+        return f"promoted sums require a tile with `promoted`, got {problem} in {tile}"
+    if tile.promoted and not is_needed:
+        rule = f"float8 operands, {_having('promoted')} and the algorithm ANY_F8_ANY_F8_F32"
+        return f"`promoted` requires {rule}, got {problem} in {tile}"
+    if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.stream_k):
+        return f"`promoted` requires no ping-pong and no split along k, got {tile}"
+    return None
+
+
+def _why_not_cluster(tile: Tile) -> str | None:
+    sizes = tile.cluster_m, tile.cluster_n, tile.cluster_k
+    if any(size < 1 or size & (size - 1) for size in sizes) or tile.cluster_ctas > MAX_CLUSTER_CTAS:
+        got = "x".join(map(str, sizes))
+        return f"a cluster requires powers of two and at most {MAX_CLUSTER_CTAS} CTAs, got {got}"
+    if tile.cluster_m % tile.cta_group:
+        return f"`cluster_m` requires a multiple of cta_group {tile.cta_group}, got {tile.cluster_m}"
+    if tile.stream_k and (tile.cluster_k > 1 or tile.pingpong):
+        return f"`stream_k` requires cluster_k 1 and no ping-pong, got {tile}"
+    if tile.cluster_k > 1 and (tile.cluster_m, tile.cluster_n, tile.num_accs) != (tile.cta_group, 1, 1):
+        return f"`cluster_k` above 1 requires cluster {tile.cta_group}x1 and one accumulator, got {tile}"
+    return None
+
+
+def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arch) -> str | None:
+    """A multicast splits a box between the CTAs that share it: whole 8-row swizzle atoms each."""
+    contiguous, other = load_box(tile, operand, major, in_dtype)
+    if contiguous * DTYPE_BYTES[in_dtype] < 32:
+        return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
+    if swizzle_atom_bytes(in_dtype, major, arch.target) == 32 and contiguous * DTYPE_BYTES[in_dtype] != 128:
+        return f"a {major}-major float32 operand {operand} requires a multiple of 32 {major} a CTA, got {tile}"
+    if other % 8 or other == 0:
+        rule = "a multiple of 8 rows for each CTA that loads a part of it"
+        return f"operand {operand} requires {rule}, got {other} in {tile}"
+    return None
+
+
+def _why_not_mma(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
+    """What the family's kernels have, and how many rows and columns their MMAs."""
+    of, pairs = arch.family, tile.cta_group
+    for field, why in of.lacks.items():
+        if getattr(tile, field):
+            return f"`{field}` requires {_having(field)}: {why}, got True"
+    if pairs not in of.mma_rows:
+        return f"`cta_group` requires {_legal_groups(of, arch.target)}, got {pairs}"
+    if tile.pingpong and tile.cluster_k > 1:
+        return f"`pingpong` requires cluster_k 1 (a split stores through the stages), got {tile.cluster_k}"
+    where = f"for cta_group {pairs}" if len(of.mma_rows) > 1 else f"on {arch.target}"
+    legal_m = of.pingpong_rows if tile.pingpong else of.mma_rows[pairs]
+    if tile.mma_m not in legal_m:
+        return f"`mma_m` requires one of {legal_m} {where}, got {tile.mma_m}"
+    step = of.mma_cols_step * pairs
+    if tile.mma_n % step or not step <= tile.mma_n <= MAX_MMA_N:
+        return f"`mma_n` requires a multiple of {step} in {step}..{MAX_MMA_N} {where}, got {tile.mma_n}"
+    words = of.float32_cols_step
+    if in_dtype == "float32" and tile.mma_n % words and tile.mma_n != step:
+        return f"`mma_n` requires {step} or a multiple of {words} for float32 on {arch.target}, got {tile.mma_n}"
+    return None
+
+
+def _why_not_sums(tile: Tile, arch: Arch) -> str | None:
+    """Whether accumulators fit where they are: in registers or in TMEM."""
+    of = arch.family
+    if not of.sums_in_tmem:
+        return _why_not_registers(tile, of, arch.target)
+    if not 1 <= tile.num_accs <= of.max_accs or (tile.num_accs > 1 and tile.mma_m // tile.cta_group != TMEM_LANES):
+        rule = f"1, or {of.max_accs} where an MMA fills the {TMEM_LANES} TMEM lanes"
+        return f"`num_accs` requires {rule}, got {tile.num_accs} for mma_m {tile.mma_m}"
+    if (cols := acc_cols(tile)) > arch.tmem_cols:
+        return f"accumulators require at most {arch.tmem_cols} TMEM columns, got {cols}"
+    return None
+
+
+def _why_not_registers(tile: Tile, of: Family, target: str) -> str | None:
+    if tile.num_accs != of.max_accs:
+        return f"`num_accs` requires {of.max_accs} on {target} (its accumulators are registers), got {tile.num_accs}"
+    regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
+    most = of.acc_registers // (2 if tile.promoted else 1)
+    if regs > most:
+        return f"an accumulator requires at most {most} registers a thread, got {regs} for {tile.mma_m}x{tile.mma_n}"
+    return None
+
+
+def _legal_groups(of: Family, target: str) -> str:
+    legal = " or ".join(map(str, of.mma_rows))
+    return legal if len(of.mma_rows) > 1 else f"{legal} on {target} (CTA pairs came with Blackwell)"
+
+
+def _having(field: str) -> str:
+    """The targets whose kernels have what a field of a tile asks."""
+    return " or ".join(target for target in TARGETS if field not in family_of(target).lacks)
+
+
+def why_not_sizes(problem: Problem) -> str | None:
+    """The part of `why_not` that neither the tile nor the device enters: what coordinates can count."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "batch": problem.batch}
+    for name, size in sizes.items():
+        if not 1 <= size <= INT32_MAX:
+            return f"`{name}` requires 1..{INT32_MAX}, got {size}"
+    if problem.out_dtype == "int32":  # the tensor cores clamp where XLA wraps around
+        largest = math.prod(255 if dtype == "uint8" else 128 for dtype in (problem.a_dtype, problem.b_dtype))
+        if problem.k > INT32_MAX // largest:
+            return f"`k` requires at most {INT32_MAX // largest}, beyond which sums could leave int32, got {problem.k}"
+    return None

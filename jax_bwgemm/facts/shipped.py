@@ -1,0 +1,97 @@
+"""The tiles that ship: what the planner chooses from and the catalogue compiles, by the name of a family. Data only.
+
+Their order is the planner's where nothing else decides.
+"""
+
+from __future__ import annotations
+
+from jax_bwgemm.facts.tile import Tile
+
+HOPPER_BASE = (
+    Tile(128, 256, cluster_m=2),
+    Tile(128, 256),
+    Tile(128, 192, cluster_m=2),
+    Tile(256, 128, cluster_n=2),
+    Tile(256, 128),
+    Tile(128, 128, cluster_m=2),
+    Tile(128, 128),
+    Tile(64, 256),
+    Tile(64, 128),
+)
+HOPPER_FURTHER = (
+    Tile(128, 256, cluster_m=4),
+    Tile(128, 256, cluster_m=2, cluster_n=2),
+    Tile(128, 128, cluster_m=2, pingpong=True),
+    Tile(128, 256, cluster_k=2),
+    Tile(128, 256, cluster_k=4),
+    Tile(128, 128, cluster_k=2),
+    Tile(128, 128, cluster_k=4),
+    Tile(64, 128, cluster_k=2),
+    Tile(128, 256, cluster_m=2, stream_k=True),
+    Tile(128, 256, stream_k=True),
+    Tile(128, 128, cluster_m=2, stream_k=True),
+    Tile(128, 192, cluster_m=2, stream_k=True),
+    Tile(128, 96, cluster_m=2),
+    Tile(128, 96),
+    Tile(128, 96, cluster_m=2, pingpong=True),
+    Tile(128, 64),
+    Tile(64, 64),
+    Tile(64, 64, stream_k=True),
+)  # for some shapes only
+HOPPER_PROMOTED = (
+    Tile(128, 128, cluster_m=2, promoted=True),
+    Tile(128, 128, promoted=True),
+)
+HOPPER_NARROW_BASE = (
+    Tile(128, 16),
+    Tile(128, 32),
+    Tile(128, 64),
+)
+HOPPER_NARROW_FURTHER = (
+    Tile(64, 16),
+    Tile(256, 16),
+    Tile(256, 32),
+    Tile(256, 64),
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+    Tile(64, 64, stream_k=True),
+    Tile(128, 16, stream_k=True),
+    Tile(128, 32, stream_k=True),
+    Tile(128, 64, stream_k=True),
+    Tile(64, 16, cluster_k=2),
+    Tile(64, 16, cluster_k=4),
+    Tile(64, 32, cluster_k=2),
+    Tile(64, 32, cluster_k=4),
+    Tile(64, 64, cluster_k=2),
+)
+BLACKWELL = (
+    Tile(256, 256, cta_group=2, cluster_m=2),
+    Tile(256, 256, cta_group=2, cluster_m=2, num_accs=2),
+    Tile(256, 192, cta_group=2, cluster_m=2),
+    Tile(256, 128, cta_group=2, cluster_m=2),
+    Tile(128, 128, cta_group=2, cluster_m=2),
+    Tile(128, 256),
+    Tile(128, 128),
+    Tile(128, 64),
+    Tile(64, 128),
+    Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4),
+    Tile(128, 128, cluster_k=4),
+    Tile(128, 64, cluster_k=8),
+)
+BLACKWELL_NARROW = (
+    Tile(128, 16),
+    Tile(128, 32),
+    Tile(128, 64),
+    Tile(128, 16, cluster_k=4),
+    Tile(128, 32, cluster_k=4),
+    Tile(128, 64, cluster_k=4),
+)
+
+SHIPPED_TILES = {
+    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED),
+    "blackwell": BLACKWELL,
+}  # for any product, as 2-byte operands have them: `k_tile` follows the dtype
+NARROW_TILES = {
+    "hopper": (*HOPPER_NARROW_BASE, *HOPPER_NARROW_FURTHER),
+    "blackwell": BLACKWELL_NARROW,
+}  # where n is narrow: of few columns, or of the transposed product of few rows

@@ -1,0 +1,139 @@
+"""A variant: everything that is fixed when a kernel is compiled. One function names it; nothing parses a name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import ACC, Epilogue, Node, inputs, label, parse
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
+from jax_bwgemm.facts.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
+
+_ELEMENTS = {dtype: "u8" if size == 1 else DTYPE_SHORT[dtype] for dtype, size in DTYPE_BYTES.items()}  # of tensor maps
+STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One cubin. Shapes are dynamic: it serves every m, n, k and batch (that its `store` can step over)."""
+
+    target: str
+    a_dtype: str
+    b_dtype: str
+    out_dtype: str
+    a_major: str
+    b_major: str
+    tile: Tile
+    epilogue: Node = ACC
+    c_major: str = "n"
+    store: str = "tma"
+
+    @property
+    def has_residual(self) -> bool:
+        return self.steps.has_residual
+
+    @property
+    def steps(self) -> Epilogue:
+        """The epilogue of any scalars, which are run-time parameters."""
+        roles = dict.fromkeys(x.role for x in inputs(self.epilogue) if x.place == "scalar")
+        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles))
+
+    @property
+    def name(self) -> str:
+        dtypes = "_".join(DTYPE_SHORT[d] for d in (self.a_dtype, self.b_dtype, self.out_dtype))
+        majors = f"{self.a_major}{self.b_major}{self.c_major}"
+        store = "" if self.store == "tma" else f"_{self.store}"
+        return f"{self.target}_{dtypes}_{majors}_{self.tile}_{label(self.epilogue)}{store}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries and texts."""
+        return dataclasses.asdict(self) | {"epilogue": str(self.epilogue)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Variant:
+        """The inverse. ValueError or TypeError for anything else."""
+        return cls(**{**fields, "tile": Tile(**fields["tile"]), "epilogue": parse(fields["epilogue"])})
+
+
+def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
+    """The variant that computes `problem` with `tile` on `target`."""
+    return Variant(
+        target,
+        problem.a_dtype,
+        problem.b_dtype,
+        problem.out_dtype,
+        problem.a_major,
+        problem.b_major,
+        tile,
+        problem.epilogue.out,
+        problem.c_major,
+        "tma" if is_tma_storable(problem) else "threads",
+    )
+
+
+def buffers(variant: Variant) -> tuple[Buffer, ...]:
+    """What the variant's custom call takes and returns, in its order: THE list; whoever needs a buffer finds it here by
+    its role."""
+    out = ("l", "m", "n") if variant.c_major == "n" else ("l", "n", "m")
+    threads_store = variant.store == "threads"  # to any address that elements may have
+    found = [
+        Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+")),
+        Buffer("b", variant.b_dtype, ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")),
+    ]
+    dims = {"n": ("n",), "m": ("m",), "mn": out}
+    found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
+    align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
+    found.append(Buffer("out", variant.out_dtype, out, align_bytes, is_result=True))
+    if variant.tile.stream_k:
+        found.append(Buffer("workspace", "uint8", ("bytes",), is_result=True))
+    return tuple(found)
+
+
+def places(variant: Variant) -> dict[str, int]:
+    """The index of each buffer by its role."""
+    return {buffer.role: i for i, buffer in enumerate(buffers(variant))}
+
+
+def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
+    """Of the buffers that TMA moves."""
+    tile, at = variant.tile, places(variant)
+    maps = []
+    for role, major, dtype in (("a", variant.a_major, variant.a_dtype), ("b", variant.b_major, variant.b_dtype)):
+        element = "tf32" if dtype == "float32" else _ELEMENTS[dtype]  # which TMA rounds on its way
+        atom_bytes = swizzle_atom_bytes(dtype, major, variant.target)
+        maps.append(_tensor_map(at[role], element, load_box(tile, role, major, dtype), dtype, atom_bytes))
+    box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
+    matrices = [x.role for x in variant.steps.operands if x.place == "mn"]
+    moved = matrices + ["out"] * (variant.store == "tma")
+    element = _ELEMENTS[variant.out_dtype]
+    return *maps, *(_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved)
+
+
+def _tensor_map(buffer: int, element: str, box: tuple[int, int], dtype: str, atom_bytes: int) -> TensorMap:
+    return TensorMap(buffer, element, (*box, 1), box[0] * DTYPE_BYTES[dtype], atom_bytes)
+
+
+def why_not_variant(variant: Variant) -> str | None:
+    """`legality.why_not` for a problem that only this variant computes: what the build asks."""
+    if variant.store not in STORES:
+        return f"`store` requires one of {STORES}, got {variant.store!r}"
+    size = 4096 if variant.store == "tma" else 4095
+    problem = Problem(
+        size,
+        size,
+        4096,
+        a_dtype=variant.a_dtype,
+        b_dtype=variant.b_dtype,
+        out_dtype=variant.out_dtype,
+        a_major=variant.a_major,
+        b_major=variant.b_major,
+        c_major=variant.c_major,
+        epilogue=variant.steps,
+        promoted=variant.tile.promoted,
+    )
+    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    return why_not(variant.tile, problem, arch)

@@ -1,0 +1,190 @@
+"""Which variants ship. The planner finds them in the manifest: this list is all that decides what is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+from jax_bwgemm.facts.arch import ARCHS, TARGETS, family_of
+from jax_bwgemm.facts.epilogue import Epilogue, chain
+from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
+from jax_bwgemm.facts.shipped import (
+    HOPPER_BASE,
+    HOPPER_FURTHER,
+    HOPPER_NARROW_BASE,
+    HOPPER_PROMOTED,
+    NARROW_TILES,
+    SHIPPED_TILES,
+)
+from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.variant import Variant, why_not_variant
+
+BF16, F16, F32, S32 = "bfloat16", "float16", "float32", "int32"
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+Dtypes = tuple[str, str, str]
+
+ALL_MAJORS = ("kn", "kk", "mn", "mk")  # of a and b: forward passes and both gradients, of weights of either major
+FORWARD = ("kn", "kk")
+HALF: tuple[Dtypes, ...] = tuple((x, x, out) for x in (BF16, F16) for out in (x, F32))
+BF16_ONLY: tuple[Dtypes, ...] = ((BF16, BF16, BF16),)
+BF16_OR_F32: tuple[Dtypes, ...] = (*BF16_ONLY, (BF16, BF16, F32))
+CROSSED: tuple[Dtypes, ...] = ((BF16, BF16, F16), (F16, F16, BF16))
+SAME: tuple[Dtypes, ...] = (*BF16_ONLY, (F16, F16, F16))
+TF32: tuple[Dtypes, ...] = ((F32, F32, F32),)
+FP8: tuple[Dtypes, ...] = ((E4M3, E4M3, BF16), (E4M3, E4M3, F32))
+MIXED_FP8: tuple[Dtypes, ...] = ((E4M3, E5M2, BF16), (E5M2, E4M3, BF16))  # a gradient is e5m2
+RARE_FP8: tuple[Dtypes, ...] = ((E5M2, E5M2, BF16), (E4M3, E4M3, E4M3))
+INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in ("int8", "uint8"))
+SCALE, BIAS = chain(2.0), chain(has_bias=True)  # of any scale
+RELU, GELU, SILU = (chain(activation=name) for name in ("relu", "gelu", "silu"))
+BIAS_RELU, BIAS_GELU, BIAS_SILU = (chain(has_bias=True, activation=name) for name in ("relu", "gelu", "silu"))
+FUSED = (SCALE, BIAS, RELU, BIAS_RELU, chain(2.0, True), chain(2.0, False, "relu"), chain(2.0, True, "relu"))
+GATED = (GELU, BIAS_GELU, SILU, BIAS_SILU)
+RESIDUAL = (chain(has_residual=True), chain(has_bias=True, has_residual=True), chain(1.0, True, "relu", True))
+GATED_RESIDUAL = (chain(1.0, True, "gelu", True), chain(1.0, True, "silu", True))
+DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Every combination of its fields."""
+
+    tiles: tuple[Tile, ...]
+    dtypes: tuple[Dtypes, ...]
+    majors: tuple[str, ...] = ALL_MAJORS
+    epilogues: tuple[Epilogue, ...] = (Epilogue(),)
+    c_major: str = "n"
+    store: str = "tma"
+
+    def variants(self, target: str) -> Iterator[Variant]:
+        for tile, dtypes, majors, epilogue in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
+            own = dataclasses.replace(tile, k_tile=k_tile(dtypes[0]))
+            a_major, b_major = majors[0], majors[1]
+            node = epilogue.out if self.c_major == "n" else epilogue.transposed.out
+            yield Variant(target, *dtypes, a_major, b_major, own, node, self.c_major, self.store)
+
+
+PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
+SPLIT, PAIR_SPLIT = Tile(128, 128, cluster_k=4), Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4)
+MULTICAST = tuple(
+    Tile(256, 256, cta_group=2, cluster_m=m, cluster_n=n) for m, n in ((4, 1), (2, 2), (4, 2), (4, 4))
+)  # over a pair alone it is worth little on a B200 (published): for the few who feed large products from L2
+BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
+HOPPER_LARGE = Tile(128, 256, cluster_m=2)
+HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
+HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows, as many as an MMA has
+HOPPER_NARROW_FUSED = (
+    *HOPPER_NARROW_BASE,
+    Tile(256, 32),
+    Tile(256, 64),
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+)  # of few rows, with an epilogue
+HOPPER_ODD = (
+    Tile(256, 128),
+    Tile(128, 256, cluster_m=2, stream_k=True),
+    Tile(128, 192, cluster_m=2, stream_k=True),
+    Tile(128, 128, cluster_m=2, stream_k=True),
+    Tile(128, 128, cluster_k=2),
+    Tile(128, 128, cluster_k=4),
+    Tile(64, 128),
+    Tile(64, 128, cluster_k=2),
+    Tile(64, 64),
+    Tile(64, 64, stream_k=True),
+    Tile(128, 96, cluster_m=2),
+)  # of any shape, where TMA cannot step over the result's rows
+HOPPER_NARROW_ODD = (
+    *HOPPER_NARROW_BASE,
+    Tile(64, 16),
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+)  # of few rows
+HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
+
+
+def _few_columns(family: str) -> tuple[Tile, ...]:
+    return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])
+
+
+ROWS = {
+    "hopper": (
+        Row(HOPPER_BASE, HALF),
+        Row(HOPPER_FURTHER, SAME[:1]),
+        Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
+        Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
+        Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE, RELU, GELU, SILU), c_major="m"),
+        Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
+        Row(_few_columns("hopper"), BF16_ONLY),
+        Row((SMALL,), CROSSED, FORWARD),
+        # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
+        Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED, *GATED, *RESIDUAL[:2])),
+        Row((HOPPER_LARGE, SMALL), SAME, FORWARD, FUSED),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), SAME, FORWARD, GATED),  # a ping-pong hides what they take
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL[:2]),
+        Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), (SCALE,)),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
+        Row(HOPPER_ODD, BF16_ONLY, store="threads"),
+        Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
+        Row((SMALL,), ((F16, F16, F16),), store="threads"),
+        Row((HOPPER_LARGE, SMALL), FP8, ("kk", "mk"), store="threads"),
+        Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
+        Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
+        Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
+        Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
+        Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
+        Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE, c_major="m"),
+        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
+        Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
+        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",), c_major="m"),
+        Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), TF32, ("mk",), c_major="m"),  # x @ w, transposed
+    ),
+    "blackwell": (
+        Row(BLACKWELL_BASE, HALF),
+        Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
+        Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
+        Row(_few_columns("blackwell"), BF16_ONLY),
+        Row(MULTICAST, BF16_ONLY, FORWARD),
+        Row((SMALL,), CROSSED, FORWARD),
+        Row((PAIR, SMALL), SAME, FORWARD, FUSED),
+        Row((PAIR, SMALL), SAME, FORWARD, GATED),
+        Row((PAIR, SMALL), SAME, ("mn", "mk"), (SCALE,)),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
+        Row((PAIR, SMALL), BF16_ONLY, store="threads"),
+        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
+        Row((PAIR, SMALL), TF32),
+        Row((SMALL,), TF32, store="threads"),
+        Row((PAIR, SMALL), FP8),
+        Row((PAIR,), MIXED_FP8),
+        Row((PAIR,), RARE_FP8, FORWARD),
+        Row((SPLIT,), (*TF32, FP8[0]), FORWARD),
+        Row((PAIR, SMALL), INT8[:1]),
+        Row((SMALL,), INT8[1:], FORWARD),
+    ),
+}
+
+
+def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
+    """Every variant of every target. A dtype that a target's tensor cores lack is left out; else all must be legal."""
+    return [variant for target in targets for row in ROWS[family_of(target).name] for variant in _of_row(row, target)]
+
+
+def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:
+    """Every repack of every target."""
+    return [Repack(*fields) for fields in itertools.product(targets, KINDS, ELEMENT_BYTES)]
+
+
+def _of_row(row: Row, target: str) -> Iterator[Variant]:
+    arch = next(arch for arch in ARCHS.values() if arch.target == target)
+    for variant in row.variants(target):
+        if arch.flops_per_clk(variant.a_dtype) == 0:
+            continue
+        if reason := why_not_variant(variant):
+            raise ValueError(f"the catalogue requires legal variants, got {variant.name}: {reason}")
+        yield variant

@@ -1,0 +1,103 @@
+"""variant -> cubin, and the launch facts that the cubin itself does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes
+from jax_bwgemm.facts.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
+from jax_bwgemm.facts.variant import Variant, buffers, places, tensor_maps
+from jax_bwgemm.kernels.aot.compiled import Compiled
+from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
+from jax_bwgemm.kernels.params import Hints, Sizes
+from jax_bwgemm.kernels.sm90 import Sm90Gemm
+from jax_bwgemm.kernels.sm100 import Sm100Gemm
+
+KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
+STREAM_PARAMS = ("stream_tiles", "stream_clusters", "workspace", "token")
+RANGES = {"raster_group": "[1..]", "raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers
+ROLES = {"a": "a", "b": "b", "c": "out", "r": "residual"}  # of the operands as the kernels call them
+
+
+def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
+    """Cross-compile one variant; needs no GPU. `dump_dir` must be this call's own: CuTeDSL reuses file names."""
+    options = f"--gpu-arch {variant.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
+    gemm, compiled = compile_host(variant, options)
+    artifacts = compiled.artifacts
+    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    return Compiled(
+        cubin=artifacts.CUBIN,
+        ptx=artifacts.PTX,
+        entry=next(iter(compiled.kernel_info)),
+        params=params(variant, gemm),
+        num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
+        smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
+        num_stages=gemm.stages,
+        tmem_cols=tmem_cols(variant.tile) if family_of(variant.target).sums_in_tmem else 0,
+        buffers=buffers(variant),
+        tensor_maps=checked_maps(variant, gemm.tma_boxes),
+    )
+
+
+def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
+    """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
+    gemm = KERNELS[family_of(variant.target).name](variant)
+    kernel: Any = type(gemm).kernel  # type: ignore[attr-defined]
+    kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    is_aligned = variant.store == "tma"
+    a = example_tensor(IN_DTYPES[variant.a_dtype], variant.a_major == "k")
+    b = example_tensor(IN_DTYPES[variant.b_dtype], variant.b_major == "k")
+    c = example_tensor(OUT_DTYPES[variant.out_dtype], variant.c_major == "n", is_aligned)
+    bias = cute.runtime.make_ptr(OUT_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
+    sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
+    hints = Hints(*(cutlass.Int64(1) for _ in Hints._fields))
+    stream: tuple[Any, ...] = ()
+    if "stream_k" not in family_of(variant.target).lacks:
+        workspace = cute.runtime.make_ptr(cutlass.Int64, 16, cute.AddressSpace.gmem, assumed_align=16)
+        stream = cutlass.Int32(1), cutlass.Int32(1), workspace, cutlass.Int64(1)
+    return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)
+
+
+def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
+    """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
+    at = places(variant)
+    out = f"tma:{at['out']}" if variant.store == "tma" else f"ptr:{at['out']}"
+    residual = [f"tma:{at['residual']}"] if variant.has_residual else []
+    stream = STREAM_PARAMS if variant.tile.stream_k else ()
+    named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
+    epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
+    sources = f"tma:{at['a']}", f"tma:{at['b']}", out, *residual, *named, *epilogue
+    return tuple((source, leaf_bytes(source)) for source in sources)
+
+
+def _source(name: str, at: dict[str, int]) -> str:
+    """Of a parameter by its name in the kernel: a size, what concerns a buffer, or else an integer of the launch."""
+    if name in ("m", "n", "k", "batch"):
+        return f"size:{name}"
+    if name == "token":
+        return name
+    if name in at:
+        return f"ptr:{at[name]}"
+    if name.endswith("_batch_step"):
+        return f"step:{at[name.removesuffix('_batch_step')]}"
+    if name.endswith("_policy"):
+        return f"l2:{name.removesuffix('_policy')}_l2"
+    return f"int:{name}{RANGES.get(name, '')}"
+
+
+def checked_maps(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> tuple[TensorMap, ...]:
+    """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
+    at, maps = places(variant), tensor_maps(variant)
+    ours = {facts.buffer: facts.box for facts in maps}
+    for operand in "ab":
+        inner, outer, batch = ours[at[operand]]
+        ours[at[operand]] = (inner, outer * sharing_ctas(variant.tile, operand), batch)
+    theirs = {at[ROLES[operand]]: box for operand, box in dsl_boxes.items()}
+    if ours != theirs:
+        raise RuntimeError(f"TMA requires boxes {ours} by buffer, got {theirs} from CuTeDSL")
+    return maps

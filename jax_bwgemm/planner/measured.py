@@ -1,0 +1,222 @@
+"""Tables of measured times: what they hold, where they are, how they are read, merged and written.
+
+Times nothing and chooses nothing. A time is of one cubin: whoever uses it checks that it is the one at hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_bwgemm._version import __version__
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
+
+FORMAT = 1
+COMMAND = "python -m jax_bwgemm bench --tune --table FILE"
+REMEDY = f"remove the file, or measure again: `{COMMAND}`"
+CUBIN_DIGITS = 12  # of a cubin's sha256: enough to tell builds apart
+SHIPPED = Path(__file__).parent / "tables"
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
+_KEY = re.compile(r"\d+\*\d+x\d+x\d+ a:\d+:\w+:[km] b:\d+:\w+:[nk] c:\w+:[nm] \w+")
+_HEADER = {"format", "arch", "package_version", "command", "machine", "records"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """Microseconds of one kernel, without what pads its operands; `cubin` begins the sha256 of what was timed."""
+
+    tile: str
+    swapped: bool
+    us: float
+    cubin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The times of one problem's kernels, the fastest first. `problem` is its `key`, `date` the latest time's, UTC."""
+
+    problem: str
+    date: str
+    times: tuple[Time, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What was measured on one `arch`, by `Record.problem`; `machine` describes where the last of it was."""
+
+    arch: str
+    machine: dict[str, str]
+    records: dict[str, Record]
+
+
+def key(problem: Problem) -> str:
+    """`1*64x64x64 a:1:bf16:k b:1:bf16:n c:bf16:n relu`: a problem, but for the value of an epilogue's scale."""
+    a, b, c = (DTYPE_SHORT[dtype] for dtype in (problem.a_dtype, problem.b_dtype, problem.out_dtype))
+    sizes = f"{problem.batch}*{problem.m}x{problem.n}x{problem.k}"
+    operands = f"a:{problem.a_batch}:{a}:{problem.a_major} b:{problem.b_batch}:{b}:{problem.b_major}"
+    promoted = " promoted" if problem.promoted else ""
+    return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}{promoted}"
+
+
+def stand_in(problem: Problem) -> Problem | None:
+    """The product alone, if its times hold for `problem` as well: a bias, a relu or a scale is arithmetic on a result
+    that is in registers already. Not so a residual, which loads another operand, or a gate, which takes of some tiles'
+    time and not of others'."""
+    takes_time = any(op.coarse or op.fine or op.instructions for op in problem.epilogue.ops())
+    if problem.epilogue.has_residual or problem.epilogue.seconds or takes_time:
+        return None
+    return dataclasses.replace(problem, epilogue=Epilogue())
+
+
+def now() -> str:
+    """The date of a record."""
+    return datetime.datetime.now(datetime.UTC).strftime(_DATE)
+
+
+def shipped_path(arch: str) -> Path:
+    return SHIPPED / f"{arch}.json"
+
+
+def user_path(arch: str) -> Path:
+    """In the directory that `JAX_BWGEMM_TABLES` names, else in the user's cache."""
+    if named := os.environ.get("JAX_BWGEMM_TABLES"):
+        return Path(named) / f"{arch}.json"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "jax_bwgemm" / "tables" / f"{arch}.json"
+
+
+def found(arch: str, problem: Problem) -> Iterator[Record]:
+    """What was measured of `problem`: the user's record, then the one that shipped. A broken table is a warning."""
+    name = key(problem)
+    for path in (user_path(arch), shipped_path(arch)):
+        if record := _records(path, arch, _stamp(path)).get(name):
+            yield record
+
+
+def state(arch: str) -> tuple[object, ...]:
+    """Of both tables, what changes with them."""
+    user = user_path(arch)
+    return user, _stamp(user), _stamp(shipped_path(arch))
+
+
+def shipped(arch: str, problem: Problem) -> Record | None:
+    """What shipped of `problem`, or of what stands in for it, whichever cubins are at hand."""
+    path = shipped_path(arch)
+    records = _records(path, arch, _stamp(path))
+    return next(
+        (records[key(asked)] for asked in (problem, stand_in(problem)) if asked and key(asked) in records), None
+    )
+
+
+def load(path: Path) -> Table:
+    """Raises ValueError for what is no table of this format."""
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise ValueError(f"format {FORMAT} is required")
+        if fields.keys() != _HEADER:
+            raise ValueError(f"the keys {sorted(_HEADER)} are required, got {sorted(fields)}")
+        records = [_record(record) for record in fields["records"]]
+        return Table(fields["arch"], fields["machine"], {record.problem: record for record in records})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a table of times requires what this version writes, got {path}: {error}; {REMEDY}") from None
+
+
+def merge(old: Table, new: Table) -> Table:
+    """Both tables' records. Of a problem in both, each kernel's newer time; all from the newer record where the two
+    timed different cubins, for times of different builds do not compare. ValueError for two archs."""
+    if old.arch != new.arch:
+        raise ValueError(f"a merge requires tables of one arch, got {old.arch} and {new.arch}")
+    both = {name: _merged(old.records[name], record) for name, record in new.records.items() if name in old.records}
+    return dataclasses.replace(new, records=old.records | new.records | both)
+
+
+def save(table: Table, path: Path) -> None:
+    """Merges `table` into the file, which is whole at any time; one that is broken is set aside as `FILE.broken`.
+
+    Of two processes that save at once, one may overwrite what the other has just added.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        try:
+            old = load(path)
+        except ValueError:
+            path.replace(path.with_name(f"{path.name}.broken"))
+        else:
+            table = merge(old, table)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        scratch.write_text(_text(table))
+        scratch.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            scratch.unlink()
+
+
+def _merged(one: Record, other: Record) -> Record:
+    older, newer = sorted((one, other), key=lambda record: record.date)
+    timed = {(time.tile, time.swapped): time for time in older.times}
+    for time in newer.times:
+        if timed.get((time.tile, time.swapped), time).cubin != time.cubin:
+            return newer
+        timed[time.tile, time.swapped] = time
+    return dataclasses.replace(newer, times=tuple(sorted(timed.values(), key=lambda time: time.us)))
+
+
+def _record(fields: Mapping[str, Any]) -> Record:
+    record = Record(fields["problem"], fields["date"], tuple(Time(*time) for time in fields["times"]))
+    datetime.datetime.strptime(record.date, _DATE)
+    if not _KEY.fullmatch(record.problem):
+        raise ValueError(f"a problem requires the form of `measured.key`, got {record.problem!r}")
+    for time in record.times:
+        if [type(value) for value in dataclasses.astuple(time)] != [str, bool, float, str] or not time.us > 0:
+            raise ValueError(f"a time requires a tile, whether it is swapped, microseconds and a cubin, got {time}")
+    return record
+
+
+def _text(table: Table) -> str:
+    """JSON with a line for each record."""
+    header = {"format": FORMAT, "arch": table.arch, "package_version": __version__, "command": COMMAND}
+    head = json.dumps(header | {"machine": table.machine}, indent=1).removesuffix("\n}")
+    lines = [json.dumps(_fields(table.records[name])) for name in sorted(table.records)]
+    return f'{head},\n "records": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    times = [[time.tile, time.swapped, round(time.us, 3), time.cubin] for time in record.times]
+    return {"problem": record.problem, "date": record.date, "times": times}
+
+
+@functools.lru_cache(maxsize=16)
+def _records(path: Path, arch: str, stamp: tuple[int, ...] | None) -> Mapping[str, Record]:
+    """Read once for each state of the file, so that a broken one is one warning."""
+    if stamp is None:
+        return {}
+    try:
+        table = load(path)
+        if table.arch != arch:
+            raise ValueError(f"{path} requires times of {arch}, got {table.arch}; {REMEDY}")
+    except ValueError as error:
+        warnings.warn(f"no measured times are used: {error}", stacklevel=2)
+        return {}
+    return table.records
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the file; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

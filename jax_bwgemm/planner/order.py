@@ -1,0 +1,81 @@
+"""In which order tiles run, and which operand the L2 cache keeps for them. Knows no cost.
+
+Both follow from the bytes that concurrent tiles share; what a family makes of them is in its record.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.geometry import ceil_div, cluster_tiles, concurrent_clusters, operand_bytes
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+
+L2_HINTS = ("normal", "evict_first", "evict_last")
+RASTER_ORDERS = ("groups", "snake")
+
+
+def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
+    """(raster_group, raster_along_n): the order of tiles under which the concurrent ones share most of the L2 cache.
+
+    A wave of W cluster tiles over g tile rows reads g tile rows of A and W/g tile columns of B: least where both are
+    equally many bytes. Groups of rows read A once, and B once each, unless it stays in `retained` of the cache; groups
+    of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
+    faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
+    """
+    longer = int(problem.n > problem.m)
+    choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
+    along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
+    return choices[along_n], along_n
+
+
+def _group(tile: Tile, problem: Problem, arch: Arch, along_n: int) -> int:
+    rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
+    ratio = rows / cols if along_n else cols / rows
+    ideal = 2 ** round(math.log2(math.sqrt(concurrent_clusters(tile, arch) * ratio)))
+    return max(1, min(ideal, cluster_tiles(tile, problem)[along_n]))
+
+
+def _bytes_read(tile: Tile, problem: Problem, arch: Arch, along_n: int, group: int) -> int:
+    """From device memory, of both operands."""
+    grouped, other = operand_bytes(problem)[:: -1 if along_n else 1]
+    groups = ceil_div(cluster_tiles(tile, problem)[along_n], group)
+    return grouped + other * (1 if other <= arch.constants.retained * arch.l2_bytes else groups)
+
+
+def l2_hints(tile: Tile, problem: Problem, arch: Arch) -> tuple[str, str]:
+    """(a_l2, b_l2): what to keep in the L2 cache, and what to let go first.
+
+    Where all of it fits, the cache's own order is right: whoever reads the result, or the operands again, finds them.
+    Else an operand that no second tile reads is let go first, so that it does not push out what others read again;
+    and so is one larger than the cache that concurrent tiles do not share, for it will be gone before it is read
+    again. An operand that is read again and fits (in `retained` of the cache) is kept last beside such a stream.
+    Two operands that are both shared by concurrent tiles need no hint: the tile order keeps what they share.
+    """
+    if not arch.family.takes_l2_hints or problem.min_bytes <= arch.constants.retained * arch.l2_bytes:
+        return "normal", "normal"
+    streams = _is_stream("a", tile, problem, arch), _is_stream("b", tile, problem, arch)
+    sizes = operand_bytes(problem)
+    a, b = (_hint(*facts, arch) for facts in zip(sizes, streams, streams[::-1], strict=True))
+    return a, b
+
+
+def _hint(size: int, is_stream: bool, is_other_stream: bool, arch: Arch) -> str:
+    if is_stream:
+        return "evict_first"
+    return "evict_last" if is_other_stream and size <= arch.constants.retained * arch.l2_bytes else "normal"
+
+
+def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
+    """Whether one tile reads each part of it, or several whose reads lie too far apart."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    is_a = operand == "a"
+    own_batch = (problem.a_batch if is_a else problem.b_batch) > 1
+    reads = (tiles_n if is_a else tiles_m) * (1 if own_batch else problem.batch)
+    if reads == 1:
+        return True
+    group, along_n = raster(tile, problem, arch)
+    across = ceil_div(concurrent_clusters(tile, arch), group)
+    sharing = min(reads, (group if along_n else across) if is_a else (across if along_n else group))
+    return sharing == 1 and operand_bytes(problem)[0 if is_a else 1] > arch.l2_bytes

@@ -1,0 +1,211 @@
+"""The only chooser: candidates -> `why_not` -> measured times, else cost -> one `Plan`. Knows no JAX, CUDA or file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
+from jax_bwgemm.facts.padding import why_not_padded
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
+from jax_bwgemm.facts.variant import Variant, variant_for
+from jax_bwgemm.planner.cost import Cost, cost
+from jax_bwgemm.planner.measured import Record
+from jax_bwgemm.planner.order import l2_hints, raster
+from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
+
+TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
+NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
+SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
+PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
+
+TileLists = Mapping[str, tuple[Tile, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, its measured
+    time, if there is one, and the reason why it cannot be launched, if it cannot."""
+
+    tile: Tile
+    problem: Problem
+    swapped: bool = False
+    cost: Cost | None = None
+    reason: str | None = None
+    measured_us: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What will run. `tile` is None if XLA must take over, and `reason` then says why.
+
+    `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
+    `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
+    row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
+    side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
+    `stream`: which tiles the clusters share, if the tile has `stream_k`. With `pdl` the kernel may start before the one
+    before it ends (programmatic dependent launch). `candidates` are in the planner's order of preference. `record`
+    holds the measured times that the choice follows, if it does.
+    """
+
+    problem: Problem
+    arch: Arch
+    candidates: tuple[Candidate, ...]
+    tile: Tile | None = None
+    reason: str | None = None
+    raster_group: int = 1
+    raster_along_n: int = 0
+    raster_order: str = "groups"
+    swapped: bool = False
+    a_l2: str = "normal"
+    b_l2: str = "normal"
+    pdl: bool = False
+    stream: Stream = NO_STREAM
+    record: Record | None = None
+
+    @property
+    def source(self) -> str:
+        """What the choice follows: "measured" times or the cost "model"."""
+        return "measured" if self.record else "model"
+
+    @property
+    def variant(self) -> Variant | None:
+        return None if self.tile is None else variant_for(self.problem, self.tile, self.arch.target)
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that will run."""
+        return next((c for c in self.candidates if (c.tile, c.swapped) == (self.tile, self.swapped)), None)
+
+
+def candidates(
+    problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
+) -> tuple[Candidate, ...]:
+    """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
+    for its few columns, or for its transpose, if that is `is_swappable`."""
+    family, swaps = arch.family.name, is_read_swapped(problem, arch)
+    tiles = (tile for tile in shipped[family] if tile.promoted == needs_promotion(problem, arch))
+    pairs = [(tile, swaps) for tile in tiles]
+    if problem.n <= FEW and not swaps:
+        pairs += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
+    if is_swappable(problem):
+        pairs += [(tile, True) for tile in narrow[family]]
+    return tuple(
+        Candidate(
+            dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
+        )
+        for tile, flips in pairs
+    )
+
+
+def is_swappable(problem: Problem) -> bool:
+    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. An n-major b whose result TMA
+    cannot store has to be padded or transposed anyhow."""
+    return problem.m <= FEW and (is_tma_storable(problem) or problem.b_major == "k")
+
+
+def plan(
+    problem: Problem,
+    arch: Arch,
+    tile: Tile | None = None,
+    missing: Callable[[Variant], str | None] = lambda variant: None,
+    among: Iterable[Candidate] | None = None,
+    record: Record | None = None,
+) -> Plan:
+    """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
+
+    That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
+    none was measured, of the least predicted one. Among tiles that are predicted to tie, it is the one that reads least
+    from the L2 cache: large products are limited by power, and moving data costs power. A cluster of more than two CTAs
+    wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
+
+    Args:
+      problem: sizes of at least 1.
+      arch: the device to plan for.
+      tile: the only candidate, if given; ValueError if it is not legal. None: XLA may be the better choice
+        (`why_not_padded`).
+      missing: why a variant's cubin cannot be had, or None.
+      among: what to choose from; `candidates` if None.
+      record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
+    """
+    if tile is not None and (reason := why_not(tile, problem, arch)):
+        raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
+    if tile is not None:
+        among = (Candidate(tile, problem),)
+    elif among is None:
+        among = candidates(problem, arch)
+    times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
+    judged = tuple(sorted((_judge(candidate, arch, missing, times) for candidate in among), key=_preference))
+    unpadded = None if tile else why_not_padded(problem)
+    if reason := judged[0].reason or unpadded:
+        return Plan(problem, arch, judged, reason=reason)
+    is_measured = judged[0].measured_us is not None
+    best = _fastest(judged) if is_measured else _best(judged, arch)
+    seen = best.problem
+    group, along_n = raster(best.tile, seen, arch)
+    a_l2, b_l2 = l2_hints(best.tile, seen, arch)
+    stream = best_stream(best.tile, seen, arch)
+    pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
+    source = record if is_measured else None
+    return Plan(
+        seen,
+        arch,
+        judged,
+        best.tile,
+        raster_group=group,
+        raster_along_n=along_n,
+        raster_order=arch.family.raster_order,
+        swapped=best.swapped,
+        a_l2=a_l2,
+        b_l2=b_l2,
+        pdl=pdl,
+        stream=stream,
+        record=source,
+    )
+
+
+def _judge(
+    candidate: Candidate,
+    arch: Arch,
+    missing: Callable[[Variant], str | None],
+    times: Mapping[tuple[str, bool], float],
+) -> Candidate:
+    tile, problem = candidate.tile, candidate.problem
+    if reason := why_not(tile, problem, arch):
+        return dataclasses.replace(candidate, reason=reason)
+    reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
+    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
+
+
+def _fastest(judged: tuple[Candidate, ...]) -> Candidate:
+    """Of measured candidates, the fastest first: among those that tie with it, what the model prefers."""
+    least = judged[0].measured_us or 0.0
+    tied = [c for c in judged if c.reason is None and c.measured_us and c.measured_us <= NOISE * least]
+    return min(tied, key=lambda candidate: candidate.cost.us if candidate.cost else math.inf)
+
+
+def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
+    """Of candidates in order of preference, the first of which can be launched."""
+    costs = [(c.cost, c) for c in judged if c.cost and c.reason is None]
+    placed = [(cost, c) for cost, c in costs if c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
+    if placed and placed[0][0].us <= TIE * costs[0][0].us:
+        costs = placed
+    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= TIE * costs[0][0].us]
+    return min(tied, key=lambda entry: entry[:2])[-1]
+
+
+def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
+    """A single accumulator in TMEM: nothing hides its epilogue, and no measurement of ours says how long that is."""
+    return arch.family.sums_in_tmem and acc_stages(candidate.tile, arch.tmem_cols) == 1
+
+
+def _preference(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+    """Launchable before legal before illegal, and measured before not; then the time. Ties keep the order in which
+    tiles ship."""
+    us = candidate.measured_us
+    predicted_us = candidate.cost.us if candidate.cost else 0.0
+    return candidate.reason is not None, candidate.cost is None, us is None, predicted_us if us is None else us

@@ -1,0 +1,298 @@
+"""The one ladder of what can compute a product. The lowering goes down it, `explain` says where that ends.
+
+    fused    one kernel, epilogue and all
+    alone    the kernel of the product alone, which keeps float32; XLA computes the epilogue and rounds once, as ever
+    XLA      its own dot_general: where there is no kernel, or none that is predicted to be as fast
+
+A rung's kernel has the operands by one of the `routes`, and a price. What was found is kept for as long as the
+artifacts, the tables and the library stay what they are. Emits nothing, and compiles nothing but in `choose`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.repack import Shape
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.cost import pass_us
+from jax_bwgemm.planner.plan import Candidate, Plan, plan
+from jax_bwgemm.planner.routes import Pair, Route, routes
+from jax_bwgemm.runtime import artifacts, jit_build
+from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
+
+CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
+XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists, which XLA's kernels are about as fast as (README's
+# table); and two launches more, since its times for small products differ by as much between processes
+
+_asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.ContextVar("asked", default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A product and who wants it: `is_transpose` as `routes` takes it, the others as `decide`; with `compiles`, a
+    kernel that no rung has at hand may be compiled."""
+
+    problem: Problem
+    device: str | None
+    tile: Tile | None = None
+    is_emulated: bool = False
+    compiles: bool = False
+    is_transpose: Pair = (False, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A rung, of which `plan` says what it would run.
+
+    `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
+    `reason` says why. With one, `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. `us` is the
+    price: of the kernel and of all passes over device memory that go with it.
+    """
+
+    route: Route
+    plan: Plan | None = None
+    entry: Entry | None = None
+    is_fused: bool = True
+    is_missing: bool = False
+    us: float = 0.0
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """In the order in which they are made, XLA's last. `considered`: the products whose kernels were judged. `illegal`:
+    why the user's tile computes one of them in no way."""
+
+    attempts: tuple[Attempt, ...]
+    considered: tuple[Problem, ...] = ()
+    illegal: str | None = None
+
+
+def choose(asked: Asked) -> Attempt:
+    """The first attempt whose kernel is there, or can be compiled now; else XLA's.
+
+    ValueError if the user's tile can compute the product in no way.
+    """
+    found, refusals = ladder(asked), []
+    _note(asked, found)
+    for attempt in found.attempts:
+        made = _built(attempt) if attempt.is_missing else attempt
+        if isinstance(made, str):
+            refusals.append(made)
+            continue
+        if made.entry is None and found.illegal is not None:
+            raise ValueError(found.illegal)
+        reason = "; ".join(filter(None, (made.reason, *refusals[:1])))
+        return dataclasses.replace(made, reason=reason or None)
+    raise AssertionError("a ladder ends with XLA")
+
+
+def expected(asked: Asked) -> Attempt:
+    """What `choose` will return if its compiler succeeds, or is not needed. Compiles nothing."""
+    found = ladder(asked)
+    is_compiler = jit_build.why_not_here() is None
+    chosen = next(attempt for attempt in found.attempts if is_compiler or not attempt.is_missing)
+    if chosen.entry is None and not chosen.is_missing and found.illegal is not None:
+        raise ValueError(found.illegal)
+    return chosen
+
+
+def ladder(asked: Asked) -> Ladder:
+    """All attempts, the cheapest first; kept until the artifacts, the tables or the library change."""
+    return _ladder(asked, *_state(asked))
+
+
+def forget() -> None:
+    """Drops what `ladder` has kept."""
+    _ladder.cache_clear()
+
+
+@contextlib.contextmanager
+def asked_problems() -> Iterator[list[tuple[Problem, Arch]]]:
+    """What is asked in the block, by this thread, and may have a tile chosen for it on a GPU; repeated as asked."""
+    problems: list[tuple[Problem, Arch]] = []
+    token = _asked.set(problems)
+    try:
+        yield problems
+    finally:
+        _asked.reset(token)
+
+
+def alone(problem: Problem) -> Problem | None:
+    """The product that XLA can finish: in float32, so that there is one rounding as ever. None where that is what was
+    asked, and of integers, which are not rounded."""
+    plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    return None if plain == problem or problem.out_dtype == "int32" else plain
+
+
+def _note(asked: Asked, found: Ladder) -> None:
+    arch, noted = target_arch(asked.device), _asked.get()
+    if noted is not None and isinstance(arch, Arch) and asked.tile is None and not asked.is_emulated:
+        noted += [(problem, arch) for problem in found.considered]
+
+
+def _state(asked: Asked) -> tuple[Arch | str, tuple[object, ...]]:
+    """The device, and what else an answer depends on: it changes with a build, a tuning or an installation."""
+    arch = target_arch(asked.device)
+    tables = measured.state(arch.name) if isinstance(arch, Arch) else ()
+    return arch, (artifacts.state(), tables, why_not_launched(asked.is_emulated))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ladder(asked: Asked, arch: Arch | str, state: tuple[object, ...]) -> Ladder:
+    if isinstance(arch, str):
+        return Ladder((Attempt(Route(asked.problem), reason=arch),))
+    if reason := why_not_asked(asked.problem):
+        return Ladder((Attempt(Route(asked.problem), reason=reason),))
+    fused = _rung(asked, asked.problem, arch)
+    product = None
+    if not (fused.ready and (asked.tile or _is_as_good_as_any(fused.ready))):
+        plain = alone(asked.problem)
+        product = _rung(asked, plain, arch) if plain else None
+    return _in_order(asked, arch, fused, product or _Rung())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rung:
+    """One product under all routes: the first kernel that is at hand; if there is none, those that could be compiled,
+    and the refusals. `illegal` and `considered` as in `Ladder`."""
+
+    ready: Attempt | None = None
+    missing: tuple[Attempt, ...] = ()
+    refused: tuple[Attempt, ...] = ()
+    illegal: str | None = None
+    considered: tuple[Problem, ...] = ()
+
+    def why_not(self, route: Route) -> str | None:
+        """Of the route that has the operands as `route` has them, or else of the first."""
+        majors = route.problem.a_major, route.problem.b_major
+        alike = (r for r in self.refused if (r.route.problem.a_major, r.route.problem.b_major) == majors)
+        return next((refused.reason for refused in (*alike, *self.refused)), self.illegal)
+
+
+def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
+    def has_repack(kind: str, element_bytes: int, shape: Shape) -> bool:
+        return find_repack(kind, element_bytes, shape, asked.device, asked.is_emulated) is not None
+
+    refused: list[Attempt] = []
+    considered: list[Problem] = []
+    illegal = None
+    for route in routes(problem, asked.is_transpose, arch, has_repack):
+        considered.append(route.problem)
+        try:
+            decision = decide(route.problem, asked.device, asked.tile, asked.is_emulated)
+        except ValueError as error:
+            illegal = illegal or str(error)
+            continue
+        if decision.entry is not None:
+            return _Rung(_priced(Attempt(route, decision.plan, decision.entry), arch), considered=tuple(considered))
+        refused.append(Attempt(route, decision.plan, reason=_with_remedy(asked, decision)))
+    missing = [_to_build(asked, attempt, arch) for attempt in refused] if asked.compiles else []
+    return _Rung(None, tuple(filter(None, missing)), tuple(refused), illegal, tuple(considered))
+
+
+def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
+    """With the kernel that the planner would choose of all, if that is all that is missing."""
+    wanted = plan(refused.route.problem, arch, asked.tile)
+    if wanted.variant is None or why_not_launched(asked.is_emulated):
+        return None
+    return _priced(Attempt(refused.route, wanted, is_missing=True, reason=refused.reason), arch)
+
+
+def _with_remedy(asked: Asked, decision: Decision) -> str | None:
+    """Why there is no kernel and, where it only has to be built, how; a compiler that is asked has its own answer."""
+    best = decision.plan.candidates[0] if decision.plan else None
+    if asked.compiles or best is None or best.cost is None or decision.plan is None:
+        return decision.reason
+    variant = variant_for(best.problem, best.tile, decision.plan.arch.target)
+    is_told = artifacts.REMEDY in (decision.reason or "")
+    return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(variant)}"
+
+
+def _priced(attempt: Attempt, arch: Arch) -> Attempt:
+    chosen = attempt.plan.chosen if attempt.plan else None
+    assert attempt.plan is not None and chosen is not None  # it has a kernel
+    kernel_us = _us(chosen, attempt.plan.record is not None)
+    return dataclasses.replace(attempt, us=kernel_us + attempt.route.transpose_us(arch))
+
+
+def _us(candidate: Candidate, is_measured: bool) -> float:
+    """With what pads its operands; infinite where there is no such time."""
+    if candidate.cost is None or (is_measured and candidate.measured_us is None):
+        return math.inf
+    return candidate.cost.us if not is_measured else (candidate.measured_us or 0.0) + candidate.cost.padding_us
+
+
+def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
+    """What is ready before what must be compiled, but a fused kernel that must before an epilogue of XLA's."""
+    first = fused.ready or next(iter(fused.refused), Attempt(Route(asked.problem), reason=fused.illegal))
+    has_epilogue = not asked.problem.epilogue.is_identity  # else it is no gain to compile another product
+    found = [product.ready] if product.ready else product.missing if has_epilogue else ()
+    finished = [_finished(attempt, asked.problem, arch, fused.why_not(attempt.route)) for attempt in found]
+    kernels = [*fused.missing, *finished]
+    if fused.ready:
+        is_slower = any(attempt.entry and CLEARLY * attempt.us < fused.ready.us for attempt in finished)
+        kernels = finished if is_slower else [fused.ready]
+    xlas = dataclasses.replace(first, entry=None)
+    if kernels and (reason := _why_xla(asked, kernels[0], first)):
+        kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
+    return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
+
+
+def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None) -> Attempt:
+    """The kernel of a product alone, and XLA's pass over its float32 that makes of it what was asked."""
+    elements = problem.batch * problem.m * problem.n
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * (len(problem.results) + problem.epilogue.num_matrices)
+    us = attempt.us + pass_us(elements * (DTYPE_BYTES["float32"] + out_bytes), arch)
+    slower = f"the kernel that has it takes longer than the product's and XLA's pass over it, {us:.1f} us"
+    return dataclasses.replace(attempt, is_fused=False, us=us, reason=reason or slower)
+
+
+def _least_us(plan: Plan | None) -> float:
+    """What the best tile of our lists takes, whether its cubin is there or not; as the plan's choice was made, by what
+    was measured or by what is predicted."""
+    candidates = plan.candidates if plan else ()
+    return min(
+        (_us(candidate, plan is not None and plan.record is not None) for candidate in candidates), default=math.inf
+    )
+
+
+def _is_as_good_as_any(attempt: Attempt) -> bool:
+    """No other way of computing the product is predicted to gain."""
+    return attempt.us <= CLEARLY * _least_us(attempt.plan)
+
+
+def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
+    """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
+    which ours lack some for some dtypes and epilogues. Not of 8-bit operands, which it widens first."""
+    if kernel.entry is None or asked.tile or asked.is_emulated or DTYPE_BYTES[asked.problem.a_dtype] == 1:
+        return None
+    least = _least_us(first.plan)
+    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
+        return None
+    return (
+        f"the kernels at hand are predicted to take {kernel.us:.1f} us, and tiles that this dtype or epilogue has no "
+        f"cubin of, as XLA has, {least:.1f} us: pass `tile=` for a kernel nevertheless"
+    )
+
+
+def _built(missing: Attempt) -> Attempt | str:
+    """With its kernel, compiled now or before; else why not. The plan is made anew: of what is there now."""
+    assert missing.plan is not None and missing.plan.variant is not None  # that is what is missing
+    entry = jit_build.build(missing.plan.variant)
+    if isinstance(entry, str):
+        return entry
+    return dataclasses.replace(
+        missing, entry=entry, is_missing=False, reason=None if missing.is_fused else missing.reason
+    )

@@ -1,0 +1,148 @@
+"""Process-wide defaults: what to do when XLA takes over, the device to plan for, what to emulate, whether to compile.
+
+Knows no problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Iterator
+
+import jax
+
+from jax_bwgemm.facts.arch import ARCHS, by_name
+
+POLICIES = ("warn", "ignore", "error")
+EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
+EMULATE = ("off", *EMULATED_DEVICES)
+COMPILE_MISSING = ("auto", "never")
+
+
+class FallbackWarning(UserWarning):
+    """XLA computes a product that was asked of this package; the message says which one and why."""
+
+
+class FallbackError(RuntimeError):
+    """As `FallbackWarning`, under `on_fallback="error"`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """`on_fallback`: "warn" (once per problem), "ignore" or "error". `device`: a key of `ARCHS`, None to detect it.
+
+    `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off". `compile_missing`:
+    "auto" compiles a kernel that is asked for and missing, where CuTeDSL is installed; "never" leaves it to XLA.
+    """
+
+    on_fallback: str = "warn"
+    device: str | None = None
+    emulate: str = "off"
+    compile_missing: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.on_fallback not in POLICIES:
+            raise ValueError(f"`on_fallback` requires one of {', '.join(POLICIES)}, got {self.on_fallback!r}")
+        if self.device is not None:
+            by_name(self.device)
+        if self.emulate not in EMULATE:
+            raise ValueError(f"`emulate` requires one of {', '.join(EMULATE)}, got {self.emulate!r}")
+        if self.compile_missing not in COMPILE_MISSING:
+            rule = f"`compile_missing` requires one of {', '.join(COMPILE_MISSING)}"
+            raise ValueError(f"{rule}, got {self.compile_missing!r}")
+        legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
+        if self.is_emulated and self.planned_device not in legal:
+            names = ", ".join(legal)
+            raise ValueError(f"`emulate` {self.emulate!r} requires the `device` {names}, got {self.device!r}")
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.emulate != "off"
+
+    @property
+    def planned_device(self) -> str | None:
+        """What to plan for: `device`, else the one that stands for the emulated target, else None (to be detected)."""
+        return self.device or EMULATED_DEVICES.get(self.emulate)
+
+
+_override = jax.make_user_context(None)  # part of the key of jit caches: a block traces anew
+_reported: set[tuple[str, str]] = set()
+
+
+def current() -> Config:
+    """What holds here: the innermost `config` block, else `JAX_BWGEMM_ON_FALLBACK` and the variables like it."""
+    override: Config | None = _override.value
+    return override or _from_environment()
+
+
+def resolve(
+    on_fallback: str | None, device: str | None, emulate: str | None = None, compile_missing: str | None = None
+) -> Config:
+    """An argument that is None takes its default from `current`."""
+    default = current()
+    if on_fallback is device is emulate is compile_missing is None:
+        return default
+    return Config(
+        on_fallback or default.on_fallback,
+        device or default.device,
+        emulate or default.emulate,
+        compile_missing or default.compile_missing,
+    )
+
+
+@contextlib.contextmanager
+def config(
+    *,
+    on_fallback: str | None = None,
+    device: str | None = None,
+    emulate: str | None = None,
+    compile_missing: str | None = None,
+) -> Iterator[Config]:
+    """Defaults for the calls made inside the block, by this thread; a `jax.jit` traces anew for other defaults.
+
+    Args:
+      on_fallback: "warn", "ignore" or "error"; None keeps what holds outside.
+      device: "h100", "h200", "b200" or "b300"; None keeps what holds outside.
+      emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None keeps what holds outside.
+      compile_missing: "auto": a product whose `tile` was given, or that no kernel at hand can do, has its kernel
+        compiled (some seconds, once) into the user's cache directory if CuTeDSL is installed; "never"; None keeps what
+        holds outside.
+
+    Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
+    """
+    with _override(resolve(on_fallback, device, emulate, compile_missing)):
+        yield current()
+
+
+def report_fallback(policy: str, what: str, reason: str) -> None:
+    """Warns once per product and reason, raises `FallbackError`, or stays silent, as `policy` says."""
+    message = f"XLA computes {what}: {reason}"
+    if policy == "error":
+        raise FallbackError(message)
+    if policy == "warn" and (what, reason) not in _reported:
+        _reported.add((what, reason))
+        warnings.warn(f'{message} (on_fallback="ignore" silences this)', FallbackWarning, stacklevel=2)
+
+
+def forget_reported() -> None:
+    """Lets `report_fallback` warn again of what it has warned of."""
+    _reported.clear()
+
+
+_VARIABLES = tuple(f"JAX_BWGEMM_{field.name.upper()}" for field in dataclasses.fields(Config))
+
+
+def _from_environment() -> Config:
+    return _of_variables(tuple(map(os.environ.get, _VARIABLES)))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_variables(values: tuple[str | None, ...]) -> Config:
+    fields = (field.name for field in dataclasses.fields(Config))
+    try:
+        return Config(**{name: value for name, value in zip(fields, values, strict=True) if value})
+    except ValueError as error:
+        raise ValueError(f"{error}, from {' or '.join(_VARIABLES)}") from None

@@ -1,0 +1,141 @@
+"""Brings together what only a process knows: the device, its cubins, the library. One product -> kernel, or why not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from jax_bwgemm.facts.arch import Arch, by_name, detect
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.repack import Repack, Shape
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant, variant_for
+from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.measured import Record, Time
+from jax_bwgemm.planner.plan import Plan, plan
+from jax_bwgemm.runtime import artifacts, ffi
+from jax_bwgemm.runtime.artifacts import Entry, RepackEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """`entry` is the cubin to launch; None if XLA takes over, and `reason` says why. No device: no `plan`."""
+
+    plan: Plan | None = None
+    entry: Entry | None = None
+    reason: str | None = None
+
+
+def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False) -> Decision:
+    """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
+
+    ValueError if `tile` cannot compute `problem`.
+    """
+    arch = target_arch(device)
+    if isinstance(arch, str):
+        return Decision(reason=arch)
+    if reason := why_not_asked(problem):
+        return Decision(reason=reason)
+    missing = _missing_ptx if is_emulated else _missing
+    chosen = plan(problem, arch, tile, missing, record=measurements(problem, arch))
+    blocked = why_not_launched(is_emulated)
+    if chosen.variant is None or blocked:
+        return Decision(chosen, reason=chosen.reason or blocked)
+    entry = artifacts.find(chosen.variant)
+    return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
+
+
+def why_not_asked(problem: Problem) -> str | None:
+    """Why no kernel is looked for."""
+    if not problem.is_static:
+        return "a kernel is chosen for sizes known at trace time, and these are symbolic"
+    return "there is nothing to multiply" if problem.is_empty else None
+
+
+def why_not_launched(is_emulated: bool) -> str | None:
+    """Why this process can launch, or emulate, no kernel at all; None also where it only plans for a device."""
+    return ffi.status() if is_emulated or _cuda_devices() else None
+
+
+def register(is_emulated: bool) -> None:
+    """Before a kernel is launched from here: XLA knows the handler, and that where cubins are."""
+    if _cuda_devices() and not is_emulated:
+        ffi.register(artifacts.artifact_dirs())
+
+
+def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
+    """The cost model's own plan, whatever was measured; and each candidate that has a cubin, planned by itself."""
+    modelled = plan(problem, arch, missing=_missing)
+    decisions = []
+    for candidate in modelled.candidates:
+        own = plan(problem, arch, missing=_missing, among=(candidate,)) if candidate.reason is None else None
+        entry = artifacts.find(own.variant) if own and own.variant else None
+        if isinstance(entry, Entry):
+            decisions.append(Decision(own, entry))
+    return modelled, decisions
+
+
+def measurements(problem: Problem, arch: Arch, borrows: bool = True) -> Record | None:
+    """The measured times of `problem`'s kernels, if none of them is of another cubin than the one at hand.
+
+    With `borrows`, a problem that was not timed takes the times of its `measured.stand_in`.
+    """
+    for asked in filter(None, (problem, measured.stand_in(problem) if borrows else None)):
+        for record in measured.found(arch.name, asked):
+            if not any(_is_stale(time, asked, arch) for time in record.times):
+                return record
+    return None
+
+
+def find_repack(
+    kind: str, element_bytes: int, out_shape: Shape, device: str | None, is_emulated: bool = False
+) -> RepackEntry | None:
+    """The kernel that repacks an array into `out_shape` on `device`, or in the emulator as there; None if there is
+    none."""
+    arch = target_arch(device)
+    if isinstance(arch, str):
+        return None
+    repack = Repack(arch.target, kind, element_bytes)
+    if repack.why_not(out_shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
+        return None
+    entry = artifacts.find(repack)
+    return None if isinstance(entry, str) else entry
+
+
+def target_arch(device: str | None) -> Arch | str:
+    """The record of `device` or of this process's first CUDA device, else one sentence why there is none."""
+    if device is not None:
+        return by_name(device)
+    devices = _cuda_devices()
+    if not devices:
+        return "no CUDA device here; to plan for one, pass `device=` or set JAX_BWGEMM_DEVICE, for example to h200"
+    first = devices[0]
+    return detect(first.device_kind, first.compute_capability, getattr(first, "core_count", None))
+
+
+def _is_stale(time: Time, problem: Problem, arch: Arch) -> bool:
+    """Whether the kernel at hand is another than the one that was timed; not where there is none."""
+    try:
+        seen, tile = problem.transposed if time.swapped else problem, Tile.from_str(time.tile)
+    except ValueError:  # a tile of another version of this package
+        return True
+    entry = artifacts.find(variant_for(seen, tile, arch.target))
+    return isinstance(entry, Entry) and not entry.cubin_sha256.startswith(time.cubin)
+
+
+def _missing(variant: Variant) -> str | None:
+    found = artifacts.find(variant)
+    return found if isinstance(found, str) else None
+
+
+def _missing_ptx(variant: Variant) -> str | None:
+    found = artifacts.find_ptx(variant)
+    return found if isinstance(found, str) else None
+
+
+def _cuda_devices() -> list[jax.Device]:
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:  # how JAX says that there is no such backend
+        return []
