@@ -73,7 +73,9 @@ def test_more_bytes_than_an_int32_counts(kind: str) -> None:
     repack, shape = Repack(TARGET, kind, 1), (1, 50_000, 50_001)
     entry = artifacts.find(repack)
     assert not isinstance(entry, str), entry
-    source = jax.random.bits(jax.random.key(0), shape, jnp.uint8)
+    rows = jax.random.bits(jax.random.key(0), (1, shape[1], 1), jnp.uint8)
+    cols = jax.random.bits(jax.random.key(1), (1, 1, shape[2]), jnp.uint8)
+    source = rows ^ cols  # to make random bits of the whole shape takes 10 GB: too many beside other test processes
     moved = source if kind == "pad" else source.mT
     want = jnp.pad(moved, ((0, 0), (0, 0), (0, -moved.shape[2] % 128)))
     call = jax.ffi.ffi_call(ffi.REPACK_NAME, jax.ShapeDtypeStruct(want.shape, jnp.uint8))
