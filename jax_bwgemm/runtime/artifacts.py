@@ -168,7 +168,7 @@ def artifact_dirs() -> tuple[pathlib.Path, ...]:
     """
     if named := [part for part in os.environ.get("JAX_BWGEMM_ARTIFACTS", "").split(os.pathsep) if part]:
         return (*map(pathlib.Path, named), *_added)
-    package = sys.modules[__name__.rpartition(".")[0]]
+    package = sys.modules[__name__.partition(".")[0]]
     own = [pathlib.Path(directory) / "_artifacts" for directory in package.__path__]
     return *([directory for directory in own if directory.is_dir()] or own[:1]), *_added
 

@@ -244,7 +244,7 @@ def _candidates() -> list[pathlib.Path]:
     if chosen := os.environ.get(LIBRARY_VARIABLE):
         return [pathlib.Path(chosen)]
     # An editable install has two package directories: the sources and what was built.
-    package = sys.modules[__name__.rpartition(".")[0]]
+    package = sys.modules[__name__.partition(".")[0]]
     return [pathlib.Path(directory) / "_lib" / LIBRARY_NAME for directory in package.__path__]
 
 
