@@ -1,5 +1,5 @@
-// What Python loads by ctypes (`jax_bwgemm/runtime/ffi.py`). Functions that can fail return a status code (status.h) and write
-// the sentence into `error`, cut to `error_bytes`.
+// What Python loads by ctypes (`jax_bwgemm/runtime/ffi.py`). Functions that can fail return a status code (status.h)
+// and write the sentence into `error`, cut to `error_bytes`.
 #ifndef JAX_BWGEMM_C_API_H_
 #define JAX_BWGEMM_C_API_H_
 

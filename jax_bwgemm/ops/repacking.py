@@ -1,4 +1,4 @@
-"""Emits a repack of an operand: our custom call, or off CUDA a call back to its emulation. `ways` says of which."""
+"""Emits a repack of an operand that a route asks for: our custom call, or off CUDA a call back to its emulation."""
 
 from __future__ import annotations
 
