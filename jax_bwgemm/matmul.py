@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
@@ -21,40 +21,11 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
-from jax_bwgemm.ops.shape_rules import (
-    broadcast_batch,
-    check_bias,
-    check_residual,
-    matmul_shape,
-    problem_of,
-    result_dtype,
-    sizes,
-)
+from jax_bwgemm.ops.shape_rules import check_bias, check_residual, matmul_shape, named, result_dtype, viewed
 from jax_bwgemm.runtime.config import Config, report_fallback, resolve
 
 Array = jax.Array
-_NONE = Epilogue()
-
-
-@dataclasses.dataclass(frozen=True)
-class Operands:
-    """What the primitive takes: `a` (la, m, k) or (la, k, m), `b` (lb, k, n) or (lb, n, k), as the majors say; and what
-    the epilogue names, vectors (n,) and matrices (l, m, n)."""
-
-    a: Array
-    b: Array
-    a_major: str = "k"
-    b_major: str = "n"
-    extras: tuple[Array, ...] = ()
-
-    def problem(self, params: dict[str, Any]) -> Problem:
-        return problem_of((self.a, self.b), a_major=self.a_major, b_major=self.b_major, **params)
-
-    def multiply(self, params: dict[str, Any], settings: Config) -> Array:
-        """Binds the primitive: (l, m, n)."""
-        majors = {"a_major": self.a_major, "b_major": self.b_major}
-        bound = dataclasses.asdict(settings) | {"device": settings.planned_device}
-        return fused_product(self.a, self.b, self.extras, **majors, **params, **bound)[0]
+Shape = tuple[int, ...]
 
 
 def matmul(
@@ -67,6 +38,7 @@ def matmul(
     activation: str | None = None,
     residual: Any = None,
     precision: Any = None,
+    out_sharding: Any = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
@@ -104,6 +76,8 @@ def matmul(
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
         For float8, the algorithm ANY_F8_ANY_F8_F32 keeps float32 in all sums, where Hopper's tensor cores do not.
+      out_sharding: as for `jnp.matmul`: a `NamedSharding`, or a `PartitionSpec` on the mesh that `jax.set_mesh` made
+        current, of the result over explicit mesh axes; None for what follows from the operands'.
       tile: a `Tile` or its name, such as "128x256x64_cta1_cluster2x1", for this product but not for its gradients; None
         lets the planner choose.
       on_fallback: "warn" (once per problem and reason), "ignore" or "error"; None for the `config`'s.
@@ -128,7 +102,9 @@ def matmul(
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
     settings = resolve(on_fallback, device, emulate)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
-    params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
+    params = checked_params(
+        a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
+    )
     static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
@@ -142,11 +118,13 @@ def _matmul(
     a: Array, b: Array, extras: tuple[Any, ...], params: tuple[tuple[str, Any], ...], settings: Config | None
 ) -> Array:
     """Without `settings` it is XLA's."""
-    shape, given = matmul_shape(a.shape, b.shape), dict(params)
+    given = dict(params)
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
         return _matmul_by_xla(a, b, extras, **given)
-    return _as_shape(stack(a, b, extras, given["epilogue"]).multiply(given, settings), shape)
+    contraction, (axes_a, axes_b) = _contraction(a.shape, b.shape, given["epilogue"])
+    a, b = (lax.squeeze(x, axes) if axes else x for x, axes in ((a, axes_a), (b, axes_b)))
+    return fused_product(a, b, extras, contraction=contraction, settings=settings, **given)[0]
 
 
 _compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
@@ -154,14 +132,21 @@ _compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
 
 def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
     """The `Problem` of a, b and what the epilogue names, of which only shapes and dtypes are read."""
-    matmul_shape(operands[0].shape, operands[1].shape)
-    problems = []
+    contraction, axes = _contraction(operands[0].shape, operands[1].shape, params["epilogue"])
+    shapes = [jnp.shape(x) for x in operands]
+    for i in range(2):
+        shapes[i] = tuple(size for j, size in enumerate(shapes[i]) if j not in axes[i])
+    avals = (jax.ShapeDtypeStruct(shape, jnp.result_type(x)) for shape, x in zip(shapes, operands, strict=True))
+    return viewed(tuple(avals), contraction=contraction, **params)[1]
 
-    def pose(a: Array, b: Array, *extras: Array) -> None:
-        problems.append(stack(a, b, extras, params["epilogue"]).problem(params))
 
-    jax.eval_shape(pose, *(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in operands))
-    return problems[0]
+@functools.lru_cache(maxsize=1024)
+def _contraction(a: Shape, b: Shape, epilogue: Epilogue) -> tuple[Contraction, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """With what the epilogue reads, along n or in all modes; and the axes of a and b that only stretch."""
+    matmul_shape(a, b)
+    found, *axes = of_matmul(a, b)
+    extras = tuple("n" if x.place == "n" else found.out for x in epilogue.operands)
+    return dataclasses.replace(found, extras=extras), (axes[0], axes[1])
 
 
 def checked_params(
@@ -175,6 +160,7 @@ def checked_params(
     residual: Any,
     tile: Tile | str | None,
     precision: Any = None,
+    out_sharding: Any = None,
 ) -> dict[str, Any]:
     """The primitive's params that the caller chooses, or an error that quotes the argument."""
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
@@ -186,7 +172,13 @@ def checked_params(
     tile = Tile.from_str(tile) if isinstance(tile, str) else tile
     dtype = result_dtype(a.dtype, b.dtype, out_dtype)
     epilogue = chain(float(alpha), bias is not None, activation, residual is not None)
-    return {"out_dtype": dtype, "epilogue": epilogue, "tile": tile, "precision": canonical(precision)}
+    return {
+        "out_dtype": dtype,
+        "epilogue": epilogue,
+        "tile": tile,
+        "precision": canonical(precision),
+        "out_sharding": named(out_sharding),
+    }
 
 
 def why_not_ours(problem: Problem, precision: Any) -> str | None:
@@ -203,47 +195,6 @@ def _why_not_ours(a_dtype: Any, b_dtype: Any, params: tuple[tuple[str, Any], ...
     given = dict(params)
     dtypes = str(a_dtype), str(b_dtype), str(given["out_dtype"])
     return why_not_ours(Problem(1, 1, 1, 1, *dtypes, epilogue=given["epilogue"]), given["precision"])
-
-
-def stack(a: Array, b: Array, extras: Sequence[Array] = (), epilogue: Epilogue = _NONE) -> Operands:
-    """Reshapes to the primitive's operands; copies only a batch that has to be repeated."""
-    operands = _stack(a, b)
-    result = sizes(operands.a.shape, operands.b.shape, operands.a_major, operands.b_major)[:3]
-    pairs = zip(epilogue.operands, extras, strict=True)
-    own = tuple(_as_shape(value, result) if x.place == "mn" else value for x, value in pairs)
-    return dataclasses.replace(operands, extras=own) if own else operands
-
-
-def _stack(a: Array, b: Array) -> Operands:
-    """A vector `b` is taken as the rows, for a contiguous result."""
-    if b.ndim == 1:
-        return Operands(b.reshape(1, 1, b.size), a.reshape(1, math.prod(a.shape[:-1]), a.shape[-1]), b_major="k")
-    a, b = _join_rows(a[None] if a.ndim == 1 else a, b)
-    batch = broadcast_batch(a.shape[:-2], b.shape[:-2])
-    return Operands(_flat_batch(a, batch), _flat_batch(b, batch))
-
-
-def _join_rows(a: Array, b: Array) -> tuple[Array, Array]:
-    """Without the last batch dimensions along which `b` is the same, which are rows of `a`: a shared `b` meets all rows
-    at once, and one that a group of heads shares is not repeated."""
-    own, other = a.shape[:-2], b.shape[:-2]
-    shared = next((i for i, size in enumerate(reversed(other)) if size != 1), max(len(own), len(other)))
-    kept = own[: max(0, len(own) - shared)]
-    rows = math.prod(a.shape[len(kept) : -1])
-    b = _as_shape(b, (*other[: max(0, len(other) - shared)], *b.shape[-2:]))
-    return _as_shape(a, (*kept, rows, a.shape[-1])), b
-
-
-def _flat_batch(x: Array, batch: tuple[int, ...]) -> Array:
-    """(l, rows, cols), or (1, rows, cols) for a matrix that the whole batch shares."""
-    num, matrix = math.prod(x.shape[:-2]), x.shape[-2:]
-    if num != 1 and x.shape[:-2] != batch:
-        x, num = jnp.broadcast_to(x, (*batch, *matrix)), math.prod(batch)
-    return _as_shape(x, (num, *matrix))
-
-
-def _as_shape(x: Array, shape: tuple[int, ...]) -> Array:
-    return x if x.shape == shape else lax.reshape(x, shape)
 
 
 def as_array(name: str, x: Any) -> Array:
@@ -265,12 +216,20 @@ def of_one_dtype(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _matmul_by_xla(
-    a: Array, b: Array, extras: Sequence[Array], *, out_dtype: np.dtype, epilogue: Epilogue, tile: Any, precision: Any
+    a: Array,
+    b: Array,
+    extras: Sequence[Array],
+    *,
+    out_dtype: np.dtype,
+    epilogue: Epilogue,
+    tile: Any,
+    precision: Any,
+    out_sharding: Any,
 ) -> Array:
     """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is."""
     is_fp8 = str(out_dtype) in FP8_DTYPES
     if epilogue.is_identity and not is_fp8:
-        return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype)
+        return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
     acc_dtype = jnp.float32 if is_fp8 else jnp.promote_types(out_dtype, jnp.float32)
-    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype)
+    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype, out_sharding=out_sharding)
     return finish(acc, epilogue, extras, out_dtype)[0]

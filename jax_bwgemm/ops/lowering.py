@@ -12,17 +12,18 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
+from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.origins import may_be_in_loop
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
-from jax_bwgemm.ops.reference import finish, reference
+from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
-from jax_bwgemm.ops.shape_rules import problem_of
-from jax_bwgemm.ops.taking import barrier, is_transpose, take
+from jax_bwgemm.ops.shape_rules import viewed
+from jax_bwgemm.ops.taking import Taker, barrier, sources
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, choose
-from jax_bwgemm.runtime.config import report_fallback
+from jax_bwgemm.runtime.attempts import Asked, Attempt, alone, choose
+from jax_bwgemm.runtime.config import Config, report_fallback
 from jax_bwgemm.runtime.decision import Decision, register
 from jax_bwgemm.runtime.ffi import TARGET_NAME, as_hlo
 from jax_bwgemm.runtime.launch import request
@@ -55,17 +56,17 @@ def _platforms(ctx: Any) -> list[str]:
 
 def _matmul_xla_lowering(ctx: Any, platforms: list[str], *operands: Any, **params: Any) -> Any:
     """Every platform but CUDA."""
-    if params["emulate"] != "off":
+    if params["settings"].is_emulated:
         return _matmul_by_kernel(ctx, operands, params, _emulation)
-    problem = problem_of(ctx.avals_in, **params)
+    problem = viewed(ctx.avals_in, **params)[1]
     return _fall_back(ctx, operands, problem, f"its kernels need CUDA, got {', '.join(platforms)}", params)
 
 
 def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
-    if params["emulate"] != "off":
+    if params["settings"].is_emulated:
         raise ValueError(
             f"`emulate` requires a platform other than CUDA, such as cpu, got cuda for "
-            f'{problem_of(ctx.avals_in, **params)}: pass `emulate="off"`, or compute on a CPU, as in '
+            f'{viewed(ctx.avals_in, **params)[1]}: pass `emulate="off"`, or compute on a CPU, as in '
             'a block of `jax.default_device(jax.devices("cpu")[0])`'
         )
     return _matmul_by_kernel(ctx, operands, params, _custom_call)
@@ -73,29 +74,35 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Any:
     """`emit` makes the chosen kernel's call, of operands in the kernel's order."""
-    problem = problem_of(ctx.avals_in, **params)
+    before = sources(operands, params["contraction"])
+    a_modes, b_modes = (source.modes if source else None for source in before)
+    view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
     if reason := why_not_precision(params["precision"], problem.a_dtype):
         return _fall_back(ctx, operands, problem, reason, params)
-    compiles = params["compile_missing"] == "auto"
-    flips = is_transpose(operands)
-    asked = Asked(problem, params["device"], params["tile"], params["emulate"] != "off", compiles, flips)
+    settings, posed = params["settings"], problem if view.fuses else (alone(problem) or problem)
+    compiles = settings.compile_missing == "auto"
+    asked = Asked(posed, settings.planned_device, params["tile"], settings.is_emulated, compiles, view.has_other)
     attempt = choose(asked)
     if attempt.entry is None:
         return _fall_back(ctx, operands, attempt.route.problem, attempt.reason or "", params)
-    if attempt.is_fused:
-        return _call(ctx, operands, attempt, params, emit)
-    own = _of_product(ctx)
-    return _finish(ctx, _call(own, operands[:2], attempt, params, emit), own.avals_out, operands[2:], params)
+    is_fused = view.fuses and attempt.is_fused
+    own, epilogue = (ctx, params["epilogue"]) if is_fused else (_of_product(ctx), Epilogue())
+    contraction = params["contraction"] if is_fused else params["contraction"].product
+    results = _call(Taker(own, contraction, epilogue, view, before), operands, attempt, settings, emit)
+    return results if is_fused else _finish(ctx, results, own.avals_out, operands[2:], params)
 
 
-def _call(ctx: Any, operands: Sequence[Any], attempt: Attempt, params: dict[str, Any], emit: Emit) -> Any:
-    plan, is_emulated = attempt.plan, params["emulate"] != "off"
+def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Config, emit: Emit) -> list[Any]:
+    plan, avals_out = attempt.plan, taker.ctx.avals_out
     assert plan is not None  # the attempt has a kernel
-    register(is_emulated)
-    values, avals = take(ctx, attempt.route, operands, Repacker(params["device"], is_emulated, plan.pdl).emit)
+    register(settings.is_emulated)
+    repacker = Repacker(settings.planned_device, settings.is_emulated, plan.pdl)
+    values, avals = taker.take(attempt.route, operands[: len(taker.ctx.avals_in)], repacker.emit)
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
-    return emit(ctx.replace(avals_in=avals), values, Decision(plan, attempt.entry))
+    own = taker.ctx.replace(avals_in=avals, avals_out=list(map(taker.result_aval, avals_out)))
+    results = emit(own, values, Decision(plan, attempt.entry))
+    return [taker.give(result, aval) for result, aval in zip(results, avals_out, strict=True)]
 
 
 def _of_product(ctx: Any) -> Any:
@@ -107,7 +114,7 @@ def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dic
     """XLA's epilogue of a kernel's float32."""
 
     def finished(acc: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
-        return finish(acc, params["epilogue"], rest, params["out_dtype"])
+        return finish(acc, params["epilogue"], aligned(rest, params["contraction"]), params["out_dtype"])
 
     own = ctx.replace(avals_in=[*acc_avals, *ctx.avals_in[2:]])
     return mlir.lower_fun(finished, multiple_results=True)(own, *acc, *rest)
@@ -151,11 +158,11 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
 
 def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:
     if not problem.is_empty:
-        report_fallback(params["on_fallback"], str(problem), reason)
+        report_fallback(params["settings"].on_fallback, str(problem), reason)
     return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
 for _primitive in (matmul_p, fused_matmul_p):
-    # Not cacheable, since a shared lowering would hide the transposes that `is_transpose` looks for; and one rule for
+    # Not cacheable, since a shared lowering would hide the transposes that `sources` looks for; and one rule for
     # all platforms: where uncached rules of several meet in one module, jax 0.9.2 to 0.12 raises TypeError.
     mlir.register_lowering(_primitive, _matmul_lowering, cacheable=False)

@@ -26,20 +26,37 @@ _SLICES = ("stablehlo.slice", "stablehlo.dynamic_slice")
 _LEADING_ONLY = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
 
 
-def before_transpose(value: Any) -> Any | None:
-    """The operand of a transpose of the last two dimensions, seen through reshapes of the leading ones; else None."""
-    op = _defining_op(value)
-    last_two = value.type.shape[-2:]
+def before_transpose(value: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """What `value` is a transpose of, and the dimensions of `value` in the order in which they lie there; else None.
+
+    Seen through reshapes that add or drop dimensions of size 1 and, where the last two dimensions change places,
+    through those of the leading ones.
+    """
+    shape, op = list(value.type.shape), _defining_op(value)
     while op is not None and op.name in _LEADING_ONLY:
         value = op.operands[0]
-        if value.type.shape[-2:] != last_two or math.prod(value.type.shape) != math.prod(op.results[0].type.shape):
+        is_view = math.prod(value.type.shape) == math.prod(op.results[0].type.shape)
+        if not is_view or (value.type.shape[-2:] != shape[-2:] and _no_units(value.type.shape) != _no_units(shape)):
             return None
         op = _defining_op(value)
     if op is None or op.name != "stablehlo.transpose":
         return None
-    order = list(op.attributes["permutation"])
-    rank = len(order)
-    return op.operands[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None
+    order, rank = list(op.attributes["permutation"]), len(shape)
+    made = list(value.type.shape)  # of the transpose
+    if made == shape:
+        return op.operands[0], tuple(order.index(i) for i in range(rank))
+    if order == [*range(len(order) - 2), len(order) - 1, len(order) - 2] and made[-2:] == shape[-2:]:
+        return op.operands[0], (*range(rank - 2), rank - 1, rank - 2)
+    if _no_units(made) != _no_units(shape):
+        return None
+    units = [i for i, size in enumerate(shape) if size == 1]
+    where = dict(zip(*([i for i, size in enumerate(x) if size != 1] for x in (made, shape)), strict=True))
+    lying = (order.index(i) for i in range(len(order)))
+    return op.operands[0], (*units, *(where[i] for i in lying if i in where))
+
+
+def _no_units(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def is_fusible(value: Any, module: Any) -> bool:

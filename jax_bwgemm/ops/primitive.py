@@ -1,12 +1,13 @@
 """The primitives and their differentiation rules. Knows no device: that is `lowering`; `batching` has the vmap rules.
 
-`matmul_p` is `alpha * (a @ b)`, linear in each operand. `fused_matmul_p` has an epilogue, with operands and perhaps
-further results of its own, and is differentiated through `matmul_p`. Operands and majors are those of
+`matmul_p` is `alpha` times a contraction of two operands of any rank, linear in each. `fused_matmul_p` has an epilogue,
+with operands and perhaps further results of its own, and is differentiated through `matmul_p`. See
 docs/architecture.md, "The primitive's operands".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -18,28 +19,29 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
+from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Apply, Epilogue, Input, chain, split, steps
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.precision import is_algorithm
-from jax_bwgemm.ops.reference import finish, round_to
-from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, match_varying
+from jax_bwgemm.ops.reference import aligned, finish, round_to
+from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying
 
 matmul_p = Primitive("bwgemm_matmul")
 fused_matmul_p = Primitive("bwgemm_fused_matmul")
 
 
 def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
-    """`alpha * (a @ b)` of shape (l, m, n), in `out_dtype`.
+    """`alpha` times the contraction of a and b, in `out_dtype`.
 
-    Params: `a_major`, `b_major`, `out_dtype`, `epilogue` (a scale at most), `precision` (canonical), `tile` (None: the
-    planner's), and the fields of a `Config`.
+    Params: `contraction`, `out_dtype`, `epilogue` (a scale at most), `precision` (canonical), `tile` (None: the
+    planner's), `out_sharding` (over explicit mesh axes; None: as the operands') and `settings` (a `Config`).
     """
     return matmul_p.bind(*match_varying(a, b), **params)
 
 
 def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **params: Any) -> tuple[jax.Array, ...]:
-    """The results of `epilogue`, of shape (l, m, n) all; `operands` as it names them, in `out_dtype`: vectors (n,) and
-    matrices (l, m, n).
+    """The results of `epilogue`, all of the contraction's shape; `operands` as it names them, in `out_dtype`, with the
+    modes that the contraction's `extras` say.
 
     Params: `product`'s, with any epilogue.
     """
@@ -64,28 +66,17 @@ def _impl(primitive: Primitive, *args: jax.Array, **params: Any) -> Any:
         return _compiled(*args, primitive=primitive, params=tuple(sorted(params.items())))
 
 
-def _matmul_transpose_a(ct: Any, a: Any, b: Any, *, a_major: str, b_major: str, **params: Any) -> jax.Array:
-    """dA = ct @ B^T, stored as A is: (l, m, k) directly, or (l, k, m) as B @ ct^T. Every factor stays where it is."""
-    if a_major == "k":
-        return _gradient(ct, b, a.aval, a_major="k", b_major="k" if b_major == "n" else "n", **params)
-    return _gradient(b, ct, a.aval, a_major="k" if b_major == "n" else "m", b_major="k", **params)
+def _matmul_transpose_a(ct: Any, a: Any, b: Any, *, contraction: Contraction, **params: Any) -> jax.Array:
+    return _gradient(ct, b, a.aval, contraction=contraction.gradient_of_a, **params)
 
 
-def _matmul_transpose_b(ct: Any, a: Any, b: Any, *, a_major: str, b_major: str, **params: Any) -> jax.Array:
-    """dB = A^T @ ct, stored as B is: (l, k, n) directly, or (l, n, k) as ct^T @ A."""
-    if b.aval.shape[0] == 1 and a_major == "k" and a.shape[0] == ct.shape[0]:
-        a, ct = _stack_rows(a), _stack_rows(ct)  # a shared b sums over l, which joins the contracted m
-    if b_major == "n":
-        return _gradient(a, ct, b.aval, a_major="m" if a_major == "k" else "k", b_major="n", **params)
-    return _gradient(ct, a, b.aval, a_major="m", b_major="n" if a_major == "k" else "k", **params)
-
-
-def _stack_rows(x: jax.Array) -> jax.Array:
-    return x.reshape(1, x.shape[0] * x.shape[1], x.shape[2])
+def _matmul_transpose_b(ct: Any, a: Any, b: Any, *, contraction: Contraction, **params: Any) -> jax.Array:
+    return _gradient(a, ct, b.aval, contraction=contraction.gradient_of_b, **params)
 
 
 def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, precision: Any, **params: Any) -> jax.Array:
-    """x @ y as the cotangent of an operand `aval`. The forward's `tile` says nothing about this product.
+    """x @ y as the cotangent of an operand `aval`, stored and sharded as that is: every factor stays where it is. The
+    forward's `tile` says nothing about this product.
 
     A cotangent wider than the operands (`out_dtype=float32`) is rounded to their dtype: that is what the kernels
     multiply, and the gradient is rounded to it anyway. Not so to 8-bit floats: these are widened instead.
@@ -95,12 +86,10 @@ def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, precision
     if is_widened and is_algorithm(precision):
         precision = None  # it names the operands' dtype
     x, y = x.astype(dtype), y.astype(dtype)
-    params |= {"tile": None, "precision": precision}
-    is_summed = aval.shape[0] == 1 and max(x.shape[0], y.shape[0]) > 1
-    if not (is_summed or is_widened):
+    params |= {"tile": None, "precision": precision, "out_sharding": explicit_sharding(aval)}
+    if not is_widened:
         return product(x, y, out_dtype=aval.dtype, **params)
-    gradient = product(x, y, out_dtype=jnp.dtype("float32"), **params)
-    return round_to(jnp.sum(gradient, axis=0, keepdims=True) if is_summed else gradient, aval.dtype)
+    return round_to(product(x, y, out_dtype=jnp.dtype("float32"), **params), aval.dtype)
 
 
 def _factor_dtype(operand: Any, cotangent: Any) -> Any:
@@ -115,20 +104,53 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     """The tangent of what is affine in a, b and vectors goes through the derivative of what follows that; the tangents
     of the operands there come on top."""
     inner, outer = split(epilogue)
-    known = dict(zip(epilogue.operands, zip(primals[2:], tangents[2:], strict=True), strict=True))
-    terms = _product_terms(primals[:2], tangents[:2], epilogue=_scale(inner), **params)
-    shape = jax.eval_shape(lambda a, b: product(a, b, epilogue=Epilogue(), **params), *primals[:2]).shape
-    terms += [jnp.broadcast_to(dot, shape) for x in inner.operands if (dot := _present(known[x][1])) is not None]
-    values = [known[x][0] for x in epilogue.operands]
-    others = {x: dot for x in outer.operands if (dot := _present(known[x][1])) is not None}
+    contraction = params["contraction"]
+    own = params | {"contraction": contraction.product}
+    (out,) = _matmul_shape_rule(*map(jax.typeof, primals[:2]), epilogue=Epilogue(), **own)
+    dots = {
+        x: _spread(dot, modes, out, contraction)
+        for x, modes, tangent in zip(epilogue.operands, contraction.extras, tangents[2:], strict=True)
+        if (dot := _present(tangent)) is not None
+    }
+    terms = _product_terms(primals[:2], tangents[:2], epilogue=_scale(inner), **own)
+    terms += [dots[x] for x in inner.operands if x in dots]
+    others = {x: dots[x] for x in outer.operands if x in dots}
     added = _addends(outer)
     is_affine = not outer.seconds and len(added) == len(steps(outer.out) or (outer,))
     if outer.is_identity or is_affine or not (terms or set(others) - set(added)):
-        outs: Sequence[jax.Array] = fused_product(primals[0], primals[1], values, epilogue=epilogue, **params)
+        outs: Sequence[jax.Array] = fused_product(primals[0], primals[1], primals[2:], epilogue=epilogue, **params)
         return list(outs), [_sum([*terms, *others.values()], outs[0])] * len(outs)
     derivative = _relu_with_derivative if _is_relu(outer) else _with_derivative
     tangent = functools.reduce(jnp.add, terms) if terms else None
-    return derivative(primals[:2], values, tangent, others, epilogue=epilogue, **params)
+    return derivative(_Fused(primals[:2], epilogue, primals[2:], params), tangent, others)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fused:
+    """A fused product: its factors, its epilogue with what that reads, and its other params."""
+
+    pair: tuple[Any, Any]
+    epilogue: Epilogue
+    values: Sequence[Any]
+    params: dict[str, Any]
+
+    def part(self, epilogue: Epilogue, dtype: Any) -> jax.Array:
+        """With an epilogue that reads some of the same, in `dtype`."""
+        known = dict(zip(self.epilogue.operands, zip(self.values, self._contraction.extras, strict=True), strict=True))
+        own = [known[x] for x in epilogue.operands]
+        contraction = dataclasses.replace(self._contraction, extras=tuple(modes for _, modes in own))
+        params = self.params | {"contraction": contraction, "out_dtype": dtype}
+        return fused_product(*self.pair, [value.astype(dtype) for value, _ in own], epilogue=epilogue, **params)[0]
+
+    def operands(self, inputs: Sequence[Input]) -> list[jax.Array]:
+        """In float32, aligned with the result."""
+        known = dict(zip(self.epilogue.operands, aligned(self.values, self._contraction), strict=True))
+        return [known[x].astype(jnp.float32) for x in inputs]
+
+    @property
+    def _contraction(self) -> Contraction:
+        found: Contraction = self.params["contraction"]
+        return found
 
 
 def _product_terms(primals: Any, tangents: Any, **params: Any) -> list[jax.Array]:
@@ -136,6 +158,14 @@ def _product_terms(primals: Any, tangents: Any, **params: Any) -> list[jax.Array
     (a, b), (a_dot, b_dot) = primals, map(_present, tangents)
     terms = [] if a_dot is None else [product(a_dot, b, **params)]
     return terms + ([] if b_dot is None else [product(a, b_dot, **params)])
+
+
+def _spread(x: jax.Array, modes: str, out: Any, contraction: Contraction) -> jax.Array:
+    """An epilogue's operand, or its tangent, repeated to the shape of the result `out`."""
+    (x,) = aligned((x,), dataclasses.replace(contraction, extras=(modes,)))
+    if x.shape == out.shape:
+        return x
+    return lax.broadcast_in_dim(x, out.shape, range(x.ndim), out_sharding=explicit_sharding(out))
 
 
 def _present(tangent: Any) -> Any | None:
@@ -164,38 +194,28 @@ def _is_relu(outer: Epilogue) -> bool:
     return ops[:1] == ["relu"] and len(ops) == 1 + len(_addends(outer)) and not outer.seconds
 
 
-def _relu_with_derivative(
-    pair: Any, values: Sequence[Any], tangent: Any, others: Any, *, epilogue: Epilogue, out_dtype: Any, **params: Any
-) -> tuple[Any, Any]:
+def _relu_with_derivative(fused: _Fused, tangent: Any, others: Any) -> tuple[Any, Any]:
     """The result tells where relu is flat; at 0 it is, as `jax.nn.relu` is.
 
     A residual hides which that is, and is added to the activation's float32: rounded once, as without differentiation.
     """
-    inner, outer = split(epilogue)
-    bound = dict(zip(epilogue.operands, values, strict=True))
+    (inner, outer), out_dtype = split(fused.epilogue), fused.params["out_dtype"]
     active = Epilogue(Apply("relu", (inner.out,)), inner.scalars)
-    dtype = jnp.dtype("float32") if outer.operands else out_dtype
-    own = [bound[x].astype(dtype) for x in inner.operands]
-    (out,) = fused_product(pair[0], pair[1], own, epilogue=active, out_dtype=dtype, **params)
+    out = fused.part(active, jnp.dtype("float32") if outer.operands else out_dtype)
     terms = [] if tangent is None else [lax.select(out > 0, tangent, jnp.zeros_like(tangent))]
-    for x in outer.operands:
-        out = out + bound[x].astype(dtype)
+    for x in fused.operands(outer.operands):
+        out = out + x
     out = round_to(out, out_dtype)
     return [out], [_sum([*terms, *others.values()], out)]
 
 
-def _with_derivative(
-    pair: Any, values: Sequence[Any], tangent: Any, others: Any, *, epilogue: Epilogue, out_dtype: Any, **params: Any
-) -> tuple[Any, Any]:
+def _with_derivative(fused: _Fused, tangent: Any, others: Any) -> tuple[Any, Any]:
     """The derivative needs what goes in: the kernel returns that, in the result's dtype (at least two bytes wide; in
     float32 for several results), and XLA does the rest. What is kept for a gradient are the slopes, in that dtype."""
-    inner, outer = split(epilogue)
+    (inner, outer), out_dtype = split(fused.epilogue), fused.params["out_dtype"]
     narrow = jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
-    dtype = jnp.dtype("float32") if outer.seconds else narrow
-    bound = dict(zip(epilogue.operands, values, strict=True))
-    own = [bound[x].astype(dtype) for x in inner.operands]
-    (affine,) = fused_product(pair[0], pair[1], own, epilogue=inner, out_dtype=dtype, **params)
-    wide, rest = affine.astype(jnp.float32), [bound[x].astype(jnp.float32) for x in outer.operands]
+    wide = fused.part(inner, jnp.dtype("float32") if outer.seconds else narrow).astype(jnp.float32)
+    rest = fused.operands(outer.operands)
     outs = finish(wide, outer, rest, out_dtype)
     added = _addends(outer)
     parts: list[tuple[Input | None, Any]] = [] if tangent is None else [(None, tangent)]

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
 
@@ -31,19 +33,29 @@ def reference(
     a: jax.Array,
     b: jax.Array,
     *operands: jax.Array,
-    a_major: str,
-    b_major: str,
+    contraction: Contraction,
     out_dtype: Any,
     epilogue: Epilogue,
     precision: Any = None,
+    out_sharding: Any = None,
     **_: Any,
 ) -> tuple[jax.Array, ...]:
-    """The primitives' results (l, m, n), from their operands and params."""
+    """The primitives' results, from their operands and params."""
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
-    if epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES:
-        return (_dot(a, b, a_major, b_major, out_dtype, precision),)
-    acc = _dot(a, b, a_major, b_major, acc_dtype, precision)
-    return finish(acc, epilogue, operands, out_dtype)
+    is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
+    acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, precision, out_sharding)
+    return (acc,) if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)
+
+
+def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax.Array]:
+    """An epilogue's operands, of the result's rank and with its order of modes; those that they lack have size 1."""
+    found = []
+    for x, modes in zip(operands, contraction.extras, strict=True):
+        order = sorted(range(len(modes)), key=lambda i: contraction.out.index(modes[i]))
+        x = x if order == sorted(order) else lax.transpose(x, order)
+        missing = tuple(i for i, mode in enumerate(contraction.out) if mode not in modes)
+        found.append(lax.expand_dims(x, missing) if missing else x)
+    return found
 
 
 def finish(acc: jax.Array, epilogue: Epilogue, operands: Sequence[jax.Array], out_dtype: Any) -> tuple[jax.Array, ...]:
@@ -77,20 +89,18 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
-def _dot(a: jax.Array, b: jax.Array, a_major: str, b_major: str, dtype: Any, precision: Any) -> jax.Array:
-    """A shared `b` meets all rows at once where they are neighbours; any other shared operand is repeated.
-
-    The unrepeated forms would transpose what is larger, and XLA:CPU (jax 0.12) sums some of them in bfloat16; also of a
-    stack of one, so that two matrices are multiplied as such.
-    """
-    k_a, k_b = 2 if a_major == "k" else 1, 1 if b_major == "n" else 2
-    dims: Any
-    if a.shape[0] == b.shape[0] == 1:
-        dims = (((k_a - 1,), (k_b - 1,)), ((), ()))
-        return lax.dot_general(a[0], b[0], dims, precision, preferred_element_type=dtype)[None]
-    if b.shape[0] == 1 and a_major == "k":
-        dims = (((k_a,), (k_b - 1,)), ((), ()))
-        return lax.dot_general(a, b[0], dims, precision, preferred_element_type=dtype)
-    batch = b.shape[0] if a.shape[0] == 1 else a.shape[0]
-    a, b = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in (a, b))
-    return lax.dot_general(a, b, (((k_a,), (k_b,)), ((0,), (0,))), precision, preferred_element_type=dtype)
+def _dot(
+    a: jax.Array, b: jax.Array, contraction: Contraction, dtype: Any, precision: Any, out_sharding: Any
+) -> jax.Array:
+    """The operand of more free modes comes first: XLA:CPU (jax 0.9 to 0.12) has no bfloat16 "km,kvn->mvn" with float32
+    sums, though it has "kvn,km->vnm"."""
+    if len(contraction.free_b) > len(contraction.free_a):
+        a, b, contraction = b, a, Contraction(contraction.b, contraction.a, contraction.out)
+        precision = precision[::-1] if isinstance(precision, tuple) else precision
+    if out_sharding is not None:
+        spec = dict(zip(contraction.out, out_sharding.spec, strict=True))
+        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*(spec[mode] for mode in contraction.dot_out)))
+    numbers = contraction.dimension_numbers()
+    dot = lax.dot_general(a, b, numbers, precision, preferred_element_type=dtype, out_sharding=out_sharding)
+    order = [contraction.dot_out.index(mode) for mode in contraction.out]
+    return dot if order == sorted(order) else lax.transpose(dot, order)

@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.precision import promotes
+from jax_bwgemm.planner.views import View, view
 
 Shape = tuple[int, ...]
 
@@ -73,53 +76,84 @@ def check_residual(residual: Any, shape: Shape) -> None:
         )
 
 
-def sizes(a: Shape, b: Shape, a_major: str, b_major: str) -> tuple[int, int, int, int]:
-    """(l, m, n, k) of operands of these shapes; see docs/architecture.md, "The primitive's operands"."""
-    m, k = a[1:] if a_major == "k" else a[:0:-1]
-    n = b[2] if b_major == "n" else b[1]
-    return b[0] if a[0] == 1 else a[0], m, n, k
+def sizes_of(contraction: Contraction, operands: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """The size of each mode, by the operands' shapes (arrays or avals)."""
+    named = zip(contraction.operands, operands, strict=False)
+    return tuple({mode: size for modes, x in named for mode, size in zip(modes, x.shape, strict=True)}.items())
 
 
-def problem_of(
+def viewed(
     operands: Sequence[Any],
+    sources: tuple[str | None, str | None] = (None, None),
     *,
-    a_major: str,
-    b_major: str,
+    contraction: Contraction,
     out_dtype: Any,
     epilogue: Epilogue,
     precision: Any = None,
     **_: Any,
-) -> Problem:
-    """The `Problem` that a primitive's operands (a and b first; arrays or avals) and params pose."""
-    a, b = operands[:2]
-    batch, m, n, k = sizes(a.shape, b.shape, a_major, b_major)
-    dtypes = str(a.dtype), str(b.dtype), str(out_dtype)
-    batches = a.shape[0], b.shape[0]
-    return Problem(m, n, k, batch, *dtypes, a_major, b_major, *batches, epilogue, promoted=promotes(precision))
+) -> tuple[View, Problem]:
+    """How a kernel sees a primitive's operands (a and b first; arrays or avals), and the `Problem` that they then pose.
+
+    `sources`: the modes of a and b from before a transpose, if they are had from there.
+    """
+    dtypes = str(operands[0].dtype), str(operands[1].dtype), str(out_dtype)
+    places = tuple(x.place for x in epilogue.operands)
+    found = view(contraction, sizes_of(contraction, operands), sources, dtypes, places)
+    return found, found.problem(*dtypes, epilogue, promotes(precision))
 
 
 def _matmul_shape_rule(
-    a: Any, b: Any, *rest: Any, a_major: str, b_major: str, epilogue: Epilogue, **params: Any
+    *avals: Any, contraction: Contraction, out_dtype: Any, epilogue: Epilogue, out_sharding: Any = None, **_: Any
 ) -> Any:
-    """The avals of the results, (l, m, n) all. Like every lax rule it wants operands of rank 3, and what the epilogue
-    reads in its shapes, whose varying axes agree."""
-    problem = problem_of((a, b), a_major=a_major, b_major=b_major, epilogue=epilogue, **params)
-    batch, m, n = problem.batch, problem.m, problem.n
-    k_b = b.shape[1 if b_major == "n" else 2]
-    is_legal = problem.k == k_b and {a.shape[0], b.shape[0]} <= {1, batch}
-    if not is_legal or [x.shape for x in rest] != [extra.shape for extra in problem.extras]:
-        got = f"{a.shape} {a_major} x {b.shape} {b_major}{''.join(f' + {x.shape}' for x in rest)}"
-        wanted = "".join(f" + {extra.role} {extra.shape}" for extra in problem.extras)
-        raise ValueError(f"`matmul_p` requires (l, m, k) x (l, k, n){wanted}, got {got}")
-    spec = PartitionSpec(
-        (b if a.shape[0] == 1 else a).sharding.spec[0],
-        a.sharding.spec[1 if a_major == "k" else 2],
-        b.sharding.spec[2 if b_major == "n" else 1],
-    )
+    """The avals of the results. Like every lax rule it wants operands whose shapes and varying axes agree."""
+    sizes: dict[str, int] = {}
+    for modes, x in zip(contraction.operands, avals, strict=True):
+        if len(modes) != x.ndim or any(
+            sizes.setdefault(mode, size) != size for mode, size in zip(modes, x.shape, strict=True)
+        ):
+            raise ValueError(
+                f"`matmul_p` requires operands of {contraction}, got {', '.join(str(x.shape) for x in avals)}"
+            )
+    sharding = _result_sharding(avals[0], avals[1], contraction, out_sharding)
+    shape = tuple(sizes[mode] for mode in contraction.out)
+    out = avals[0].update(shape=shape, dtype=out_dtype, weak_type=False, sharding=sharding)
+    return [out for _ in epilogue.results]
+
+
+def _result_sharding(a: Any, b: Any, contraction: Contraction, out_sharding: Any) -> NamedSharding:
+    """Over explicit mesh axes, as `lax.dot_general` has it, errors and all."""
     mesh = b.sharding.mesh if a.sharding.mesh.empty else a.sharding.mesh
-    sharding = NamedSharding(mesh, spec)
-    out = a.update(shape=(batch, m, n), dtype=params["out_dtype"], weak_type=False, sharding=sharding)
-    return [out for _ in problem.results]
+    is_sharded = any(axis is not None for x in (a, b) for axis in x.sharding.spec)
+    if out_sharding is None and not is_sharded:
+        return NamedSharding(mesh, PartitionSpec(*[None] * len(contraction.out)))
+    wanted = None
+    if out_sharding is not None:
+        given = dict(zip(contraction.out, _spec(out_sharding, len(contraction.out)), strict=True))
+        wanted = NamedSharding(out_sharding.mesh, PartitionSpec(*(given[mode] for mode in contraction.dot_out)))
+    x, y = (jax.ShapeDtypeStruct(x.shape, jnp.dtype("float32"), sharding=x.sharding) for x in (a, b))
+    numbers = contraction.dimension_numbers()
+    dot = jax.eval_shape(lambda x, y: lax.dot_general(x, y, numbers, out_sharding=wanted), x, y)
+    found = dict(zip(contraction.dot_out, _spec(dot.sharding, len(contraction.out)), strict=True))
+    return NamedSharding(dot.sharding.mesh, PartitionSpec(*(found[mode] for mode in contraction.out)))
+
+
+def named(out_sharding: Any) -> NamedSharding | None:
+    """An `out_sharding` as the primitives have it: a spec is on the current mesh."""
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    if out_sharding is None or isinstance(out_sharding.mesh, jax.sharding.AbstractMesh):
+        return out_sharding
+    return NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
+
+
+def explicit_sharding(aval: Any) -> NamedSharding | None:
+    """Of an aval over explicit mesh axes; None where JAX wants none said."""
+    mesh = aval.sharding.mesh
+    return aval.sharding if not mesh.empty and mesh._any_axis_explicit else None
+
+
+def _spec(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
+    return (*sharding.spec, *[None] * (rank - len(sharding.spec)))
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

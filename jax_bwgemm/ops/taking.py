@@ -1,57 +1,132 @@
-"""Emits the operands of a kernel as a route says: from before a transpose or as given, padded or transposed first.
+"""Emits the operands of a kernel as a view and a route say, from before a transpose or as given, padded or transposed
+first; and its results as the product's.
 
 Knows no device and no kernel: who calls hands over what emits a repack.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm.facts.contraction import Contraction
+from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
 from jax_bwgemm.ops.origins import before_transpose, is_fusible, slice_step_bytes
-from jax_bwgemm.planner.routes import Pair, Route
+from jax_bwgemm.ops.shape_rules import sizes_of
+from jax_bwgemm.planner.routes import Route
+from jax_bwgemm.planner.views import View
 
 # (context, kind of repack, value, aval, aval of the result) -> the repacked value, or None where there is no kernel.
 EmitRepack = Callable[[Any, str, Any, Any, Any], Any]
 
 
-def is_transpose(operands: Sequence[Any]) -> Pair:
-    """Which of a and b are transposes, as `w` in `x @ w.T`: a route may take them from before."""
-    a, b = (before_transpose(x) is not None for x in operands[:2])
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What an operand is a transpose of, as `w` in `x @ w.T`: `modes` lie there in this order."""
+
+    value: Any
+    modes: str
+
+
+def sources(operands: Sequence[Any], contraction: Contraction) -> tuple[Source | None, Source | None]:
+    """Of a and b."""
+    a, b = (_source(x, modes) for x, modes in zip(operands[:2], contraction.operands[:2], strict=True))
     return a, b
 
 
-def take(ctx: Any, route: Route, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
-    """(values, avals) of the operands, emitted the way that `route` says."""
-    values, avals = list(operands), list(ctx.avals_in)
-    for i, operand in enumerate(operands):
-        if i < 2:
-            values[i], avals[i] = _take(ctx, route, i, operand, repack)
+def _source(value: Any, modes: str) -> Source | None:
+    found = before_transpose(value)
+    return Source(found[0], "".join(modes[i] for i in found[1])) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Taker:
+    """Emits what the kernel of `view` reads and what it makes: the operands of the `ctx`, which lie as `contraction`
+    says, and what they are transposes of."""
+
+    ctx: Any
+    contraction: Contraction
+    epilogue: Epilogue
+    view: View
+    sources: tuple[Source | None, Source | None]
+
+    def take(self, route: Route, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
+        """(values, avals) of the kernel's operands, the way that `route` says."""
+        pairs = [self._take(route, i, operands, repack) for i in range(2)]
+        places = zip(self.epilogue.operands, self.contraction.extras, operands[2:], self.ctx.avals_in[2:], strict=True)
+        for x, modes, value, aval in places:
+            whole, shape = (
+                (self.view.column_modes, (self.view.n,)) if x.place == "n" else (self.view.out, self._result_shape)
+            )
+            pairs.append(self._as(_aligned(self.ctx, value, aval), aval, modes, whole, shape))
+        return [value for value, _ in pairs], [aval for _, aval in pairs]
+
+    def result_aval(self, aval: Any) -> Any:
+        """A result's, as the kernel makes it."""
+        return _reshape_aval(aval, self._result_shape)
+
+    def give(self, value: Any, aval: Any) -> Any:
+        """A kernel's result as the product's, whose aval is given."""
+        out = "".join(mode for mode in self.contraction.out if mode in self.view.out)
+        if out == self.view.out:
+            return _reshaped(value, aval.shape)
+        sizes = self._sizes
+        own = _reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
+        value = _reshaped(value, own.shape)
+        return self._as(value, own, self.view.out, out, aval.shape)[0]
+
+    @property
+    def _result_shape(self) -> tuple[int, int, int]:
+        return self.view.batch, self.view.m, self.view.n
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return dict(sizes_of(self.contraction, self.ctx.avals_in))
+
+    def _take(self, route: Route, i: int, operands: Sequence[Any], repack: EmitRepack) -> tuple[Any, Any]:
+        ctx, idx = self.ctx, 1 - i if self.view.flips else i
+        way = (self.view.rows, self.view.columns)[i][int(route.from_source[i])]
+        value, aval, modes = operands[idx], ctx.avals_in[idx], self.contraction.operands[idx]
+        if way.moves:
+            value, given = self._as(value, aval, modes, way.order, way.shape)
         else:
-            values[i] = _aligned(ctx, operand, avals[i])
-    return values, avals
+            source = None if way.is_given else self.sources[idx]
+            given = _reshape_aval(aval, way.shape)
+            value = _reshaped(source.value if source else value, way.shape)
+        lying = _flipped(given) if route.transposes[i] else given
+        *slow, contiguous = lying.shape
+        final = _reshape_aval(lying, (*slow, contiguous + route.padding(i)))
+        if route.transposes[i]:
+            return repack(ctx, "transpose", value, given, final), final
+        if route.padding(i):
+            return _padded(ctx, value, given, final, repack), final
+        return _aligned(ctx, value, given), given
 
+    def _as(self, value: Any, aval: Any, modes: str, order: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """With its modes in `order`, repeated along those that it lacks, as `shape`; modes of size 1 may be missing."""
+        final, sizes = _reshape_aval(aval, shape), self._sizes
+        if "".join(mode for mode in modes if mode in order) == order:
+            return _reshaped(value, shape), final
 
-def _take(ctx: Any, route: Route, i: int, operand: Any, repack: EmitRepack) -> tuple[Any, Any]:
-    given, value = ctx.avals_in[i], operand
-    if route.from_source[i]:
-        given = _flipped(given)
-        value = _reshaped(ctx, before_transpose(operand), given)
-    lying = _flipped(given) if route.transposes[i] else given
-    *slow, contiguous = lying.shape
-    final = _reshape_aval(lying, (*slow, contiguous + route.padding(i)))
-    if route.transposes[i]:
-        return repack(ctx, "transpose", value, _reshape_aval(given, given.shape), final), final
-    if route.padding(i):
-        return _padded(ctx, value, given, final, repack), final
-    return _aligned(ctx, value, given), given
+        def moved(x: jax.Array) -> jax.Array:
+            own = [mode for mode in modes if mode in order]
+            x = lax.reshape(x, [sizes[mode] for mode in own])
+            found = [mode for mode in order if mode in own]
+            x = lax.transpose(x, [own.index(mode) for mode in found])
+            x = lax.broadcast_in_dim(x, [sizes[mode] for mode in order], [order.index(mode) for mode in found])
+            return lax.reshape(x, shape)
+
+        return _emit(self.ctx, moved, value, _reshape_aval(aval, aval.shape), final), final
 
 
 def _flipped(aval: Any) -> Any:
@@ -59,11 +134,10 @@ def _flipped(aval: Any) -> Any:
     return aval.update(shape=(batch, cols, rows))
 
 
-def _reshaped(ctx: Any, value: Any, aval: Any) -> Any:
-    shape = tuple(value.type.shape)
-    if shape == aval.shape:
+def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
+    if tuple(value.type.shape) == shape:
         return value
-    return _emit(ctx, lambda x: lax.reshape(x, aval.shape), value, _reshape_aval(aval, shape), aval)
+    return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)  # type: ignore[attr-defined]
 
 
 def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jax_bwgemm
-from jax_bwgemm.dot_general import _split
+from jax_bwgemm.facts.contraction import of_dot_general
+from jax_bwgemm.ops.shape_rules import sizes_of
+from jax_bwgemm.planner.views import view
 
 BF16 = jnp.bfloat16
 
@@ -86,18 +88,11 @@ def test_gradients_are_laxs(problem):
     ],
 )
 def test_stored_as_needed_is_taken_as_it_is(lhs, rhs, dims, majors):
-    x, y = (jax.ShapeDtypeStruct(shape, BF16) for shape in (lhs, rhs))
-    found = []
-
-    def f(x, y):
-        operands = _split(x, y, dims).operands(x, y)
-        found.append(operands.a_major + operands.b_major)
-        return operands.a, operands.b
-
-    jaxpr = jax.make_jaxpr(f)(x, y)
-    assert found == [majors]
-    permutations = [e.params["permutation"] for e in jaxpr.eqns if e.primitive.name == "transpose"]
-    assert all(list(p) == sorted(p) for p in permutations)
+    contraction = of_dot_general(len(lhs), len(rhs), dims)
+    found = view(contraction, sizes_of(contraction, [jax.ShapeDtypeStruct(shape, BF16) for shape in (lhs, rhs)]))
+    a, b = found.rows[0], found.columns[0]
+    assert not a.moves and not b.moves
+    assert ("k" if a.major == "k" else "m") + ("k" if b.major == "k" else "n") == majors
 
 
 def test_positional_precision_and_preferred_type():

@@ -17,6 +17,7 @@ from jax_bwgemm.bench.accuracy import FLOAT64
 from jax_bwgemm.bench.accuracy import evaluate as in_float64
 from jax_bwgemm.facts import epilogue
 from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import (
     ACC,
     ACTIVATIONS,
@@ -148,12 +149,21 @@ def test_without_a_kernel_the_product_is_one(artifacts_dir, name: str, device: s
     assert call["variant"].endswith("_identity") and "_f32_" in call["variant"]
 
 
-SETTINGS = {"a_major": "k", "b_major": "n", "tile": None, "precision": None, **dataclasses.asdict(Config("ignore"))}
+SETTINGS = {
+    "contraction": Contraction("lmk", "lkn", "lmn"),
+    "tile": None,
+    "precision": None,
+    "out_sharding": None,
+    "settings": Config("ignore"),
+}
 
 
 def results(of: Epilogue, *operands: jax.Array, out_dtype: str = "float32") -> tuple[jax.Array, ...]:
     a, b, *extras = operands
-    return fused_product(a, b, extras, epilogue=of, out_dtype=jnp.dtype(out_dtype), **SETTINGS)
+    places = {"n": "n", "mn": "lmn"}
+    contraction = Contraction("lmk", "lkn", "lmn", tuple(places[x.place] for x in of.operands))
+    settings = SETTINGS | {"contraction": contraction, "out_dtype": jnp.dtype(out_dtype)}
+    return fused_product(a, b, extras, epilogue=of, **settings)
 
 
 def test_only_a_second_result() -> None:
@@ -186,7 +196,7 @@ def test_only_a_second_result() -> None:
 
 def test_a_second_result_on_cuda(artifacts_dir) -> None:  # type: ignore[no-untyped-def]
     both = Epilogue(Apply("relu", (ACC,)), seconds=(("before", ACC),))
-    settings = SETTINGS | {"device": "h200", "on_fallback": "error", "out_dtype": jnp.dtype("bfloat16")}
+    settings = SETTINGS | {"settings": Config("error", "h200"), "out_dtype": jnp.dtype("bfloat16")}
 
     def f(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
         return fused_product(a, b, (), epilogue=both, **settings)

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
+from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.ops.primitive import fused_product, product
 from jax_bwgemm.runtime.config import Config
 from tests import cases
@@ -37,15 +38,27 @@ def close(got, want, tolerance=2.0**-7):
         np.testing.assert_allclose(g, w, atol=tolerance * max(1.0, np.abs(w).max(initial=0.0)), rtol=0)
 
 
-def params(case, **kwargs):
-    names = ("a_major", "b_major", "epilogue")
-    settings = {"tile": None, "precision": None, **dataclasses.asdict(Config("ignore"))}
-    return {n: getattr(case, n) for n in names} | {"out_dtype": jnp.dtype(case.out_dtype)} | settings | kwargs
+def contraction(case, a, b):
+    """Of the case's operands, (la, m, k) or (la, k, m) and so on; one matrix that a batch shares has no batch mode."""
+    shared = [x.shape[0] == 1 < y.shape[0] for x, y in ((a, b), (b, a))]
+    modes = ("lmk" if case.a_major == "k" else "lkm", "lkn" if case.b_major == "n" else "lnk")
+    return Contraction(*(own[is_shared:] for own, is_shared in zip(modes, shared, strict=True)), "lmn"), shared
+
+
+def params(case, a, b, **kwargs):
+    found, shared = contraction(case, a, b)
+    own = {"contraction": found, "out_dtype": jnp.dtype(case.out_dtype), "epilogue": case.epilogue}
+    own |= {"tile": None, "precision": None, "out_sharding": None, "settings": Config("ignore")}
+    return [x[0] if one else x for x, one in zip((a, b), shared, strict=True)], own | kwargs
 
 
 def run(case, a, b, bias=None, residual=None):
     own = dataclasses.replace(case, has_bias=bias is not None, has_residual=residual is not None).epilogue
-    return fused_product(a, b, [x for x in (bias, residual) if x is not None], **params(case, epilogue=own))[0]
+    extras = {"n": bias, "lmn": residual}
+    (a, b), given = params(case, a, b, epilogue=own)
+    modes = tuple(modes for modes, x in extras.items() if x is not None)
+    given["contraction"] = dataclasses.replace(given["contraction"], extras=modes)
+    return fused_product(a, b, [x for x in extras.values() if x is not None], **given)[0]
 
 
 def plain(case, a, b, bias=None, residual=None):
@@ -254,7 +267,8 @@ def test_vmap(in_axes, majors, batches):
         operands.append(jnp.asarray(x if axis is None else np.moveaxis(x, 0, axis)))
 
     def f(a, b):
-        return product(a, b, **params(case))
+        (a, b), given = params(case, a, b)
+        return product(a, b, **given)
 
     got = jax.vmap(f, in_axes)(*operands)
 
