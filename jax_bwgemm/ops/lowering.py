@@ -15,6 +15,7 @@ from jax.interpreters import mlir
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.origins import may_be_in_loop
+from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.ops.reference import aligned, finish, reference
@@ -69,6 +70,8 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
             f'{viewed(ctx.avals_in, **params)[1]}: pass `emulate="off"`, or compute on a CPU, as in '
             'a block of `jax.default_device(jax.devices("cpu")[0])`'
         )
+    if is_divided(ctx):
+        return _lower_divided(ctx, operands, params)
     return _matmul_by_kernel(ctx, operands, params, _custom_call)
 
 
@@ -90,6 +93,15 @@ def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any],
     contraction = params["contraction"] if is_fused else params["contraction"].product
     results = _call(Taker(own, contraction, epilogue, view, before), operands, attempt, settings, emit)
     return results if is_fused else _finish(ctx, results, own.avals_out, operands[2:], params)
+
+
+def _lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Over the devices of a mesh: XLA's own product can be divided however theirs cannot."""
+    problem = viewed(ctx.avals_in, **params)[1]
+    reason = why_not(ctx) or why_not_precision(params["precision"], problem.a_dtype)
+    if reason:
+        return _fall_back(ctx, operands, problem, reason, params)
+    return lower_divided(ctx, operands, params)
 
 
 def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Config, emit: Emit) -> list[Any]:

@@ -20,6 +20,7 @@ POLICIES = ("warn", "ignore", "error")
 EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
 EMULATE = ("off", *EMULATED_DEVICES)
 COMPILE_MISSING = ("auto", "never")
+PARTIAL_SUMS = ("result", "float32")
 
 
 class FallbackWarning(UserWarning):
@@ -36,12 +37,14 @@ class Config:
 
     `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off". `compile_missing`:
     "auto" compiles a kernel that is asked for and missing, where CuTeDSL is installed; "never" leaves it to XLA.
+    `partial_sums`: the dtype in which devices add their parts of a product whose k is sharded, the result's or float32.
     """
 
     on_fallback: str = "warn"
     device: str | None = None
     emulate: str = "off"
     compile_missing: str = "auto"
+    partial_sums: str = "result"
 
     def __post_init__(self) -> None:
         if self.on_fallback not in POLICIES:
@@ -53,6 +56,9 @@ class Config:
         if self.compile_missing not in COMPILE_MISSING:
             rule = f"`compile_missing` requires one of {', '.join(COMPILE_MISSING)}"
             raise ValueError(f"{rule}, got {self.compile_missing!r}")
+        if self.partial_sums not in PARTIAL_SUMS:
+            rule = f"`partial_sums` requires one of {', '.join(PARTIAL_SUMS)}"
+            raise ValueError(f"{rule}, got {self.partial_sums!r}")
         legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
         if self.is_emulated and self.planned_device not in legal:
             names = ", ".join(legal)
@@ -79,17 +85,22 @@ def current() -> Config:
 
 
 def resolve(
-    on_fallback: str | None, device: str | None, emulate: str | None = None, compile_missing: str | None = None
+    on_fallback: str | None,
+    device: str | None,
+    emulate: str | None = None,
+    compile_missing: str | None = None,
+    partial_sums: str | None = None,
 ) -> Config:
     """An argument that is None takes its default from `current`."""
     default = current()
-    if on_fallback is device is emulate is compile_missing is None:
+    if on_fallback is device is emulate is compile_missing is partial_sums is None:
         return default
     return Config(
         on_fallback or default.on_fallback,
         device or default.device,
         emulate or default.emulate,
         compile_missing or default.compile_missing,
+        partial_sums or default.partial_sums,
     )
 
 
@@ -100,6 +111,7 @@ def config(
     device: str | None = None,
     emulate: str | None = None,
     compile_missing: str | None = None,
+    partial_sums: str | None = None,
 ) -> Iterator[Config]:
     """Defaults for the calls made inside the block, by this thread; a `jax.jit` traces anew for other defaults.
 
@@ -110,10 +122,13 @@ def config(
       compile_missing: "auto": a product whose `tile` was given, or that no kernel at hand can do, has its kernel
         compiled (some seconds, once) into the user's cache directory if CuTeDSL is installed; "never"; None keeps what
         holds outside.
+      partial_sums: "result": where k is sharded over devices of a mesh that XLA partitions, they add their parts in the
+        result's dtype, as XLA does it; "float32": in float32, twice the bytes for a result of two; None keeps what
+        holds outside.
 
     Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
     """
-    with _override(resolve(on_fallback, device, emulate, compile_missing)):
+    with _override(resolve(on_fallback, device, emulate, compile_missing, partial_sums)):
         yield current()
 
 

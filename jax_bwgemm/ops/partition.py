@@ -1,0 +1,230 @@
+"""How a product is divided over a mesh that XLA partitions: a Shardy rule, and what each device then computes.
+
+It is applied at lowering alone, so that differentiation and vmap know nothing of it. A device computes the product of
+its shards, with the tile for their sizes, and the partitioner adds the collectives that jnp's product would have: none
+for batches, rows and columns; for a sharded sum, partial products that are added in the result's dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_bwgemm.facts.contraction import Contraction
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.problem import FP8_DTYPES
+from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p, product
+from jax_bwgemm.ops.reference import aligned, finish
+from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of
+
+Axes = tuple[str, ...]
+Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
+
+try:
+    # Primitives that are told the devices when they are lowered, as custom_partitioning has to be: no public name yet.
+    from jax._src.dispatch import prim_requires_devices_during_lowering as _told_devices
+
+    _told_devices |= {matmul_p, fused_matmul_p}
+except ImportError:  # `why_not` says so where it matters
+    pass
+
+
+def is_divided(ctx: Any) -> bool:
+    """Whether XLA partitions the program that is being lowered: not for one device, nor in a shard_map of all axes."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", None)
+    if manual is not None:
+        return any(size > 1 for axis, size in context.mesh.shape.items() if axis not in manual)
+    return (getattr(context, "num_devices", 1) or 1) > 1
+
+
+def why_not(ctx: Any) -> str | None:
+    """Why a divided program cannot have our kernels."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", None)
+    if manual:
+        names = ", ".join(str(axis) for axis in context.mesh.axis_names if axis not in manual)
+        return f"in a `shard_map` a kernel requires all mesh axes to be manual, and {names} is left to XLA"
+    if manual is None and getattr(context, "device_assignment", None) is None:
+        return f"jax {jax.__version__} does not tell the devices of a mesh to a product that is lowered"
+    if manual is None and getattr(context, "abstract_mesh", None) is None:
+        return "a kernel requires shardings over one mesh (`NamedSharding`), and there is none"
+    return None
+
+
+def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Of a program for which there is no `why_not`. The local products are lowered like any other, when the partitioner
+    knows the shards."""
+    divided = custom_partitioning(_Product(params))
+    divided.def_partition(partition=_Partition(params), sharding_rule=sharding_rule(params))
+
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        outs: tuple[jax.Array, ...] = divided(*operands)
+        return tuple(_as_typed(out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True))
+
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def _as_typed(out: jax.Array, aval: Any) -> jax.Array:
+    """Over explicit axes the partitioner is told what the type says."""
+    sharding = explicit_sharding(aval)
+    return out if sharding is None else jax.sharding.reshard(out, sharding)
+
+
+def sharding_rule(params: dict[str, Any]) -> str:
+    """Shardy's, einsum-like: the modes with spaces between."""
+    contraction: Contraction = params["contraction"]
+    operands = ", ".join(map(" ".join, contraction.operands))
+    return f"{operands} -> {', '.join([' '.join(contraction.out)] * len(params['epilogue'].results))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How modes are sharded: of operands, of what the epilogue reads, and of results.
+
+    `summed`: the axes over which partial products are added. `scattered`: the mode along which each device then keeps a
+    part, over its last axis; operands have all of it.
+    """
+
+    operands: Placement
+    result: Placement
+    summed: Axes = ()
+    scattered: str | None = None
+
+
+def divide(
+    contraction: Contraction, sizes: Mapping[str, int], mesh: Mapping[str, int], specs: Sequence[Placement],
+    result: Placement,
+) -> Division:  # fmt: skip
+    """What is done with operands a, b as `specs` have them, and a result that is wanted as `result` says.
+
+    An axis divides one mode. It stays with a mode of the result that asks for it, if an operand has it there or no sum
+    does: a summed mode that both operands have on that axis makes partial products, reduced and scattered.
+    """
+    a, b = specs[:2]
+    kept: dict[str, Axes] = {}
+    used: set[str] = set()
+    scattered: str | None = None
+    both = {axis for mode in contraction.summed for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
+    for mode in contraction.out:
+        own = {axis for x in (a, b) for axis in x.get(mode, ())}
+        axes = result.get(mode, ())
+        if axes and axes[-1] in both and axes[-1] not in own and scattered is None:
+            scattered, axes = mode, axes[:-1]
+        kept[mode] = tuple(axis for axis in axes if axis not in used)
+        used |= set(kept[mode])
+    for mode in contraction.out:  # a result that is to be gathered is so afterwards
+        if not kept[mode] and mode != scattered:
+            kept[mode] = _free(next((x[mode] for x in (a, b) if x.get(mode)), ()), used)
+            used |= set(kept[mode])
+    summed: list[str] = []
+    for mode in contraction.summed:
+        axes = _free(a.get(mode) or b.get(mode, ()), used)
+        # Shards of unequal sizes are padded with anything: it must not be summed.
+        kept[mode] = axes if sizes[mode] % math.prod(mesh[axis] for axis in axes) == 0 else ()
+        used |= set(kept[mode])
+        summed += kept[mode]
+    wanted = {mode: kept[mode] for mode in contraction.out}
+    if scattered is not None:
+        last = result[scattered][-1]
+        parts = math.prod(mesh[axis] for axis in (*kept[scattered], last))
+        if last in summed and sizes[scattered] % parts == 0:
+            wanted[scattered] = (*kept[scattered], last)
+        else:
+            scattered = None
+    return Division(kept, wanted, tuple(summed), scattered)
+
+
+def _free(axes: Iterable[str], used: set[str]) -> Axes:
+    return tuple(axis for axis in axes if axis not in used)
+
+
+class _Product:
+    """What is divided, as JAX traces it for the whole arrays' types."""
+
+    __name__ = "bwgemm"
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+
+    def __call__(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return fused_product(operands[0], operands[1], operands[2:], **self.params)
+
+
+class _Partition:
+    """custom_partitioning's callback: shards and their sizes -> the local function, and the shardings that it takes."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+
+    def __call__(self, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        contraction: Contraction = self.params["contraction"]
+        specs = [_placement(modes, x) for modes, x in zip(contraction.operands, operands, strict=True)]
+        sizes = dict(sizes_of(contraction, operands))
+        found = divide(contraction, sizes, mesh.shape, specs, _placement(contraction.out, results[0]))
+
+        def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
+            # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return _local(operands, found, dict(mesh.shape), self.params)
+
+        def sharding(modes: str, placement: Placement) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(placement[mode] or None for mode in modes)))
+
+        out = sharding(contraction.out, found.result)
+        pair = [sharding(modes, found.operands) for modes in contraction.operands[:2]]
+        extras = [sharding(modes, found.result) for modes in contraction.extras]
+        return mesh, local, (out,) * len(results), (*pair, *extras)
+
+
+def _placement(modes: str, x: Any) -> Placement:
+    spec = (*x.sharding.spec, *[None] * (len(modes) - len(x.sharding.spec)))
+    axes = ((axis,) if isinstance(axis, str) else tuple(axis or ()) for axis in spec)
+    return dict(zip(modes, axes, strict=True))
+
+
+def _local(
+    operands: Sequence[jax.Array], division: Division, mesh: Mapping[str, int], params: dict[str, Any]
+) -> tuple[jax.Array, ...]:
+    """The results of a device, of its shards."""
+    a, b, *extras = operands
+    params = params | {"out_sharding": None}
+    if not division.summed:
+        return fused_product(a, b, extras, **params)
+    contraction: Contraction = params["contraction"]
+    epilogue, out_dtype, is_scaled = params["epilogue"], params["out_dtype"], is_linear(params["epilogue"])
+    own = params | {"contraction": contraction.product, "out_dtype": _sum_dtype(params)}
+    partial = product(a, b, **own | {"epilogue": epilogue if is_scaled else Epilogue()})
+    acc = _added(partial, division, contraction)
+    if is_scaled:
+        return finish(acc, Epilogue(), (), out_dtype) if acc.dtype != out_dtype else (acc,)
+    return finish(acc.astype(jnp.float32), epilogue, aligned(extras, contraction), out_dtype)
+
+
+def _sum_dtype(params: dict[str, Any]) -> Any:
+    """In which partial products are added: the result's, as XLA does it, or float32 on request. 8-bit floats, whose
+    sums XLA does not offer, in two bytes."""
+    out_dtype = params["out_dtype"]
+    if params["settings"].partial_sums == "float32" and str(out_dtype) != "int32":
+        return jnp.dtype("float32")
+    return jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
+
+
+def _added(partial: jax.Array, division: Division, contraction: Contraction) -> jax.Array:
+    """The sum over the devices that have parts of it, or this device's part of that."""
+    if division.scattered is None:
+        return lax.psum(partial, division.summed)
+    axis = division.result[division.scattered][-1]
+    rest = tuple(other for other in division.summed if other != axis)
+    partial = lax.psum(partial, rest) if rest else partial
+    dim = contraction.out.index(division.scattered)
+    return lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
