@@ -103,12 +103,14 @@ class Division:
 
 def divide(
     contraction: Contraction, sizes: Mapping[str, int], mesh: Mapping[str, int], specs: Sequence[Placement],
-    result: Placement,
+    result: Placement, widths: tuple[int, int, int] = (2, 2, 2),
 ) -> Division:  # fmt: skip
-    """What is done with operands a, b as `specs` have them, and a result that is wanted as `result` says.
+    """What is done with operands a, b as `specs` have them, and a result that is wanted as `result` says; `widths` are
+    the bytes of an element of a, b and the result.
 
     An axis divides one mode. It stays with a mode of the result that asks for it, if an operand has it there or no sum
-    does: a summed mode that both operands have on that axis makes partial products, reduced and scattered.
+    does: a summed mode that both operands have on that axis makes partial products, reduced and scattered. One that a
+    single operand has sharded makes partial products where adding them moves no more bytes than gathering that operand.
     """
     a, b = specs[:2]
     kept: dict[str, Axes] = {}
@@ -129,8 +131,17 @@ def divide(
     summed: list[str] = []
     for mode in contraction.summed:
         axes = _free(a.get(mode) or b.get(mode, ()), used)
+        parts = math.prod(mesh[axis] for axis in axes)
+        gathered = sum(
+            _shard_elems(modes, sizes, mesh, kept) * width
+            for modes, spec, width in zip(contraction.operands, (a, b), widths, strict=False)
+            if _free(spec.get(mode, ()), used)
+        )
+        added = 2 * _shard_elems(contraction.out, sizes, mesh, kept) * widths[2]
+        is_shared = a.get(mode) == b.get(mode)
         # Shards of unequal sizes are padded with anything: it must not be summed.
-        kept[mode] = axes if sizes[mode] % math.prod(mesh[axis] for axis in axes) == 0 else ()
+        is_worth_it = (is_shared or added <= gathered) and sizes[mode] % parts == 0
+        kept[mode] = axes if is_worth_it else ()
         used |= set(kept[mode])
         summed += kept[mode]
     wanted = {mode: kept[mode] for mode in contraction.out}
@@ -142,6 +153,11 @@ def divide(
         else:
             scattered = None
     return Division(kept, wanted, tuple(summed), scattered)
+
+
+def _shard_elems(modes: str, sizes: Mapping[str, int], mesh: Mapping[str, int], kept: Placement) -> int:
+    """Of an array whose modes are sharded as far as that is settled."""
+    return math.prod(-(-sizes[mode] // math.prod(mesh[axis] for axis in kept.get(mode, ()))) for mode in modes)
 
 
 def _free(axes: Iterable[str], used: set[str]) -> Axes:
@@ -170,7 +186,8 @@ class _Partition:
         contraction: Contraction = self.params["contraction"]
         specs = [_placement(modes, x) for modes, x in zip(contraction.operands, operands, strict=True)]
         sizes = dict(sizes_of(contraction, operands))
-        found = divide(contraction, sizes, mesh.shape, specs, _placement(contraction.out, results[0]))
+        a, b, out = (x.dtype.itemsize for x in (*operands[:2], results[0]))
+        found = divide(contraction, sizes, mesh.shape, specs, _placement(contraction.out, results[0]), (a, b, out))
 
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
