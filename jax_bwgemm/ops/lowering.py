@@ -21,9 +21,10 @@ from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.ops.taking import Taker, barrier, sources
+from jax_bwgemm.ops.taking import Source, Taker, barrier, sources, whole_sources
+from jax_bwgemm.planner.views import View
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, alone, choose
+from jax_bwgemm.runtime.attempts import Asked, Attempt, alone, choose, expected
 from jax_bwgemm.runtime.config import Config, report_fallback
 from jax_bwgemm.runtime.decision import Decision, register
 from jax_bwgemm.runtime.ffi import TARGET_NAME, as_hlo
@@ -78,14 +79,10 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
 def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Any:
     """`emit` makes the chosen kernel's call, of operands in the kernel's order."""
     before = sources(operands, params["contraction"])
-    a_modes, b_modes = (source.modes if source else None for source in before)
-    view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
-    if reason := why_not_precision(params["precision"], problem.a_dtype):
-        return _fall_back(ctx, operands, problem, reason, params)
-    settings, posed = params["settings"], problem if view.fuses else (alone(problem) or problem)
-    compiles = settings.compile_missing == "auto"
-    asked = Asked(posed, settings.planned_device, params["tile"], settings.is_emulated, compiles, view.has_other)
-    attempt = choose(asked)
+    view, asked = _asked(ctx, before, params)
+    if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
+        return _fall_back(ctx, operands, asked.problem, reason, params)
+    attempt, settings = choose(asked), params["settings"]
     if attempt.entry is None:
         return _fall_back(ctx, operands, attempt.route.problem, attempt.reason or "", params)
     is_fused = view.fuses and attempt.is_fused
@@ -95,13 +92,31 @@ def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any],
     return results if is_fused else _finish(ctx, results, own.avals_out, operands[2:], params)
 
 
+def _asked(ctx: Any, before: tuple[Source | None, Source | None], params: dict[str, Any]) -> tuple[View, Asked]:
+    """How a kernel sees the operands, and what is asked for them."""
+    a_modes, b_modes = (source.modes if source else None for source in before)
+    view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
+    settings, posed = params["settings"], problem if view.fuses else (alone(problem) or problem)
+    compiles = settings.compile_missing == "auto"
+    asked = Asked(posed, settings.planned_device, params["tile"], settings.is_emulated, compiles, view.has_other)
+    return view, asked
+
+
 def _lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Over the devices of a mesh: XLA's own product can be divided however theirs cannot."""
-    problem = viewed(ctx.avals_in, **params)[1]
-    reason = why_not(ctx) or why_not_precision(params["precision"], problem.a_dtype)
+    """Over the devices of a mesh. Whether an operand is taken from before its transpose is settled for the whole
+    product, since a device's part sees no more than its shards; all else is for that part to choose."""
+    before = sources(operands, params["contraction"])
+    view, asked = _asked(ctx, before, params)
+    reason = why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype)
     if reason:
-        return _fall_back(ctx, operands, problem, reason, params)
-    return lower_divided(ctx, operands, params)
+        return _fall_back(ctx, operands, asked.problem, reason, params)
+    ways = zip((view.rows, view.columns), expected(asked).route.from_source, strict=True)
+    is_given = [choice[int(other)].is_given for choice, other in ways]
+    taken = [
+        None if given else source for given, source in zip(is_given[:: -1 if view.flips else 1], before, strict=True)
+    ]
+    own, values, contraction = whole_sources(ctx, operands, params["contraction"], taken)
+    return lower_divided(own, values, params | {"contraction": contraction})
 
 
 def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Config, emit: Emit) -> list[Any]:

@@ -130,7 +130,7 @@ def _result_sharding(a: Any, b: Any, contraction: Contraction, out_sharding: Any
     if out_sharding is not None:
         given = dict(zip(contraction.out, _spec(out_sharding, len(contraction.out)), strict=True))
         wanted = NamedSharding(out_sharding.mesh, PartitionSpec(*(given[mode] for mode in contraction.dot_out)))
-    x, y = (jax.ShapeDtypeStruct(x.shape, jnp.dtype("float32"), sharding=x.sharding) for x in (a, b))
+    x, y = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in (a, b))
     numbers = contraction.dimension_numbers()
     dot = jax.eval_shape(lambda x, y: lax.dot_general(x, y, numbers, out_sharding=wanted), x, y)
     found = dict(zip(contraction.dot_out, _spec(dot.sharding, len(contraction.out)), strict=True))

@@ -49,6 +49,25 @@ def _source(value: Any, modes: str) -> Source | None:
     return Source(found[0], "".join(modes[i] for i in found[1])) if found else None
 
 
+def whole_sources(
+    ctx: Any, operands: Sequence[Any], contraction: Contraction, taken: Sequence[Source | None]
+) -> tuple[Any, list[Any], Contraction]:
+    """The same product of what is `taken` in the place of a or b: its context, operands and contraction. Only where
+    that has the operand's dimensions, whose shardings are known, and no more than some of size 1 between."""
+    avals, values, modes = list(ctx.avals_in), list(operands), list(contraction.operands[:2])
+    for i, source in enumerate(taken):
+        if source is None:
+            continue
+        aval, order = avals[i], [modes[i].index(mode) for mode in source.modes]
+        shape = tuple(aval.shape[j] for j in order)
+        if [n for n in source.value.type.shape if n != 1] != [n for n in shape if n != 1]:
+            continue
+        spec = PartitionSpec(*(aval.sharding.spec[j] for j in order))
+        avals[i] = aval.update(shape=shape, sharding=NamedSharding(aval.sharding.mesh, spec))
+        values[i], modes[i] = _reshaped(source.value, shape), source.modes
+    return ctx.replace(avals_in=avals), values, dataclasses.replace(contraction, a=modes[0], b=modes[1])
+
+
 @dataclasses.dataclass(frozen=True)
 class Taker:
     """Emits what the kernel of `view` reads and what it makes: the operands of the `ctx`, which lie as `contraction`

@@ -10,7 +10,7 @@ import pytest
 from fake_artifacts import catalogue, repacks, write_fake_artifacts
 from fake_machine import fake_driver, machine  # noqa: F401 - fixtures
 
-jax.config.update("jax_num_cpu_devices", 4)  # for shard_map; takes effect when the backend starts
+jax.config.update("jax_num_cpu_devices", 8)  # for meshes; takes effect when the backend starts
 
 
 @pytest.fixture(scope="session")
