@@ -1,7 +1,7 @@
 """Products on a mesh that XLA partitions: the CUDA rule, lowered and partitioned for 8 CPU devices.
 
-The fallback on a CPU is XLA's own dot, which partitions by itself and so shows nothing. Here the rule for CUDA runs: its
-collectives are read off the HLO behind the partitioner, its values come from local products that XLA computes, and its
+The fallback on a CPU is XLA's own dot, which partitions by itself and so shows nothing. Here the rule for CUDA runs:
+its collectives are read off the compiled program, its values come from local products that XLA computes, and its
 kernels' shapes from what is lowered for an H200.
 """
 
