@@ -6,6 +6,7 @@ from jax_bwgemm.dot_general import dot_general
 from jax_bwgemm.explain import Explanation, explain
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.install import install, installed, uninstall
 from jax_bwgemm.matmul import matmul
 from jax_bwgemm.ops import batching as _batching  # noqa: F401  registers the vmap rules
 from jax_bwgemm.ops import lowering as _lowering  # noqa: F401  registers the platforms
@@ -25,5 +26,8 @@ __all__ = [
     "config",
     "dot_general",
     "explain",
+    "install",
+    "installed",
     "matmul",
+    "uninstall",
 ]

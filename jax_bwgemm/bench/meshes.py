@@ -1,7 +1,7 @@
 """Products over all GPUs of this machine: ours against `jnp`, alternately, with the collectives of either.
 
 Rows are products and gradients of a dense layer and of an MLP, divided by `jax.jit` over automatic axes, over explicit
-ones, or by hand in a `shard_map`. A time is the wall clock's for `CALLS` calls in flight, divided by their number.
+ones, or by hand in a `shard_map`. Times are the wall clock's, of calls in flight.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import dataclasses
 import functools
 import json
 import re
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine
+from jax_bwgemm.bench import machine, timing
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.runtime.decision import target_arch
 
-CALLS = 20
 AXIS = "x"
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 SHARDED, WHOLE, LAST = P(AXIS), P(), P(None, AXIS)
@@ -107,11 +104,9 @@ def measure(row: Row, arch: Arch, rounds: int) -> Measured:
         ours = functools.partial(jax_bwgemm.matmul, on_fallback="error")
         programs = [_compile(row, mesh, matmul, operands) for matmul in (ours, jnp.matmul)]
         error = _error(*(program(*operands) for program in programs))
-        times: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for program, own in zip(programs, times, strict=True):
-                own.append(_time_us(program, operands))
-    ours_us, jnp_us = (statistics.median(own) for own in times)
+        measures = {name: timing.host_clock(x, 1, *operands) for name, x in zip(("ours", "jnp"), programs, strict=True)}
+        samples = timing.alternate(measures, rounds)
+    ours_us, jnp_us = samples["ours"].median_us, samples["jnp"].median_us
     names = [tuple(sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", x.as_text()))) for x in programs]
     passes = {0: 1.0, 2: 3.0, 3: 3.0}[row.num_gradients]
     limit_us = passes * row.flops / (jax.device_count() * arch.peak_tflops * 1e6)
@@ -128,7 +123,12 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
         found.append(measured := measure(row, arch, rounds))
         print(line(measured), flush=True)
     path = path or Path(__file__).parent / "results" / f"{arch.name}x{jax.device_count()}.json"
-    content = {"machine": facts, "rounds": rounds, "calls": CALLS, "rows": [dataclasses.asdict(x) for x in found]}
+    content = {
+        "machine": facts,
+        "rounds": rounds,
+        "calls": timing.HOST_BATCH,
+        "rows": [dataclasses.asdict(x) for x in found],
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
     return 0
@@ -156,14 +156,6 @@ def _compile(row: Row, mesh: Any, matmul: Fun, operands: Sequence[jax.Array]) ->
     elif row.result is not None:
         sharding = NamedSharding(mesh, row.result)
     return jax.jit(program, out_shardings=sharding).lower(*operands).compile()
-
-
-def _time_us(program: Fun, operands: Sequence[jax.Array]) -> float:
-    jax.block_until_ready(program(*operands))
-    start = time.perf_counter()
-    results = [program(*operands) for _ in range(CALLS)]
-    jax.block_until_ready(results)
-    return (time.perf_counter() - start) / CALLS * 1e6
 
 
 def _error(ours: Any, theirs: Any) -> float:

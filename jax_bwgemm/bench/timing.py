@@ -72,7 +72,7 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     try:
         _kernel_clock(jax.jit(lambda x: x + 1), 1, jax.numpy.zeros(1024))()
     except Exception as error:  # an optional private tool: whatever it lacks here, the host's clock remains
-        return f"{host} (no CUPTI: {error})", _host_clock
+        return f"{host} (no CUPTI: {error})", host_clock
     return "CUPTI kernel time", _kernel_clock
 
 
@@ -123,7 +123,7 @@ def _total_us(kernels: Sequence[tuple[str, float]]) -> float:
     return 1e3 * sum(float(milliseconds) for _, milliseconds in kernels)
 
 
-def _host_clock(function: Any, num_products: int, *args: Any) -> Measure:
+def host_clock(function: Any, num_products: int, *args: Any) -> Measure:
     def measure() -> float:
         jax.block_until_ready(function(*args))
         start = time.perf_counter()

@@ -112,12 +112,17 @@ class Recipe:
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> Recipe:
         """The inverse of `texts`; ValueError for what cannot be read."""
-        operands, _, results = texts["buffers"].partition("->")
         return cls(
-            (*map(Buffer.from_str, operands.split()), *(Buffer.from_str(text, True) for text in results.split())),
+            buffers(texts["buffers"]),
             tuple(map(TensorMap.from_str, texts["tensor_maps"].split())),
             tuple(map(Leaf.from_str, texts["params"].split())),
         )
+
+
+def buffers(text: str) -> tuple[Buffer, ...]:
+    """Operands, then results, of a recipe's text of them; ValueError for what cannot be read."""
+    operands, _, results = text.partition("->")
+    return (*map(Buffer.from_str, operands.split()), *(Buffer.from_str(part, True) for part in results.split()))
 
 
 def leaf_bytes(source: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ Emit = Callable[[Any, Sequence[Any], Decision], Any]
 
 def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **params: Any) -> Any:
     """Of any platforms. In a module for CUDA and others, each of the two rules below has a `branch`."""
-    platforms = [branch] if branch else _platforms(ctx)
+    platforms = [branch] if branch else platforms_of(ctx)
     if "cuda" not in platforms:
         return _matmul_xla_lowering(ctx, platforms, *operands, **params)
     if len(platforms) == 1:
@@ -50,7 +51,7 @@ def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **para
     return mlir.lower_fun(branches, multiple_results=ctx.primitive.multiple_results)(ctx, *operands)
 
 
-def _platforms(ctx: Any) -> list[str]:
+def platforms_of(ctx: Any) -> list[str]:
     if getattr(ctx.jaxpr_eqn_ctx, "compute_type", None) == "device_host":  # jax.experimental.compute_on
         return ["cpu"]
     return list(ctx.platforms or ctx.module_context.platforms)
@@ -59,9 +60,10 @@ def _platforms(ctx: Any) -> list[str]:
 def _matmul_xla_lowering(ctx: Any, platforms: list[str], *operands: Any, **params: Any) -> Any:
     """Every platform but CUDA."""
     if params["settings"].is_emulated:
-        return _matmul_by_kernel(ctx, operands, params, _emulation)
+        return _or_fall_back(ctx, operands, params, by_kernel(ctx, operands, params, _emulation))
     problem = viewed(ctx.avals_in, **params)[1]
-    return _fall_back(ctx, operands, problem, f"its kernels need CUDA, got {', '.join(platforms)}", params)
+    refused = Refused(problem, f"its kernels need CUDA, got {', '.join(platforms)}")
+    return _or_fall_back(ctx, operands, params, refused)
 
 
 def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -71,20 +73,43 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
             f'{viewed(ctx.avals_in, **params)[1]}: pass `emulate="off"`, or compute on a CPU, as in '
             'a block of `jax.default_device(jax.devices("cpu")[0])`'
         )
-    if is_divided(ctx):
-        return _lower_divided(ctx, operands, params)
-    return _matmul_by_kernel(ctx, operands, params, _custom_call)
+    return _or_fall_back(ctx, operands, params, on_cuda(ctx, operands, params))
 
 
-def _matmul_by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A product that XLA computes, and why."""
+
+    problem: Problem
+    reason: str
+
+
+def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], made: Sequence[Any] | Refused) -> Any:
+    if not isinstance(made, Refused):
+        return made
+    if not made.problem.is_empty:
+        report_fallback(params["settings"].on_fallback, str(made.problem), made.reason)
+    return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
+
+
+def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bool = True) -> Sequence[Any] | Refused:
+    """Our kernels' results; without `moves`, only of operands that they can read as they lie."""
+    before = sources(operands, params["contraction"])
+    view, asked = _asked(ctx, before, params)
+    if not moves and (view.moves or not view.fuses):
+        return Refused(asked.problem, "no kernel reads the operands as they lie, and XLA may not have to move them")
+    return _divided(ctx, operands, params) if is_divided(ctx) else by_kernel(ctx, operands, params, _custom_call)
+
+
+def by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Sequence[Any] | Refused:
     """`emit` makes the chosen kernel's call, of operands in the kernel's order."""
     before = sources(operands, params["contraction"])
     view, asked = _asked(ctx, before, params)
     if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
-        return _fall_back(ctx, operands, asked.problem, reason, params)
+        return Refused(asked.problem, reason)
     attempt, settings = choose(asked), params["settings"]
     if attempt.entry is None:
-        return _fall_back(ctx, operands, attempt.route.problem, attempt.reason or "", params)
+        return Refused(attempt.route.problem, attempt.reason or "")
     is_fused = view.fuses and attempt.is_fused
     own, epilogue = (ctx, params["epilogue"]) if is_fused else (_of_product(ctx), Epilogue())
     contraction = params["contraction"] if is_fused else params["contraction"].product
@@ -102,15 +127,18 @@ def _asked(ctx: Any, before: tuple[Source | None, Source | None], params: dict[s
     return view, asked
 
 
-def _lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Over the devices of a mesh. Whether an operand is taken from before its transpose is settled for the whole
-    product, since a device's part sees no more than its shards; all else is for that part to choose."""
+def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
+    """Over the devices of a mesh. Whether a kernel is worth it, and whether an operand is taken from before its
+    transpose, is settled for the whole product, since a device's part sees no more than its shards; all else is for
+    that part to choose."""
     before = sources(operands, params["contraction"])
     view, asked = _asked(ctx, before, params)
-    reason = why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype)
-    if reason:
-        return _fall_back(ctx, operands, asked.problem, reason, params)
-    ways = zip((view.rows, view.columns), expected(asked).route.from_source, strict=True)
+    if reason := why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype):
+        return Refused(asked.problem, reason)
+    likely = expected(asked)
+    if likely.entry is None and not likely.is_missing:
+        return Refused(likely.route.problem, likely.reason or "")
+    ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)
     is_given = [choice[int(other)].is_given for choice, other in ways]
     taken = [
         None if given else source for given, source in zip(is_given[:: -1 if view.flips else 1], before, strict=True)
@@ -181,12 +209,6 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
     results, _, _ = mlir.emit_python_callback(ctx, call, None, operands, ctx.avals_in, ctx.avals_out, **settings)
     return results
-
-
-def _fall_back(ctx: Any, operands: Sequence[Any], problem: Problem, reason: str, params: dict[str, Any]) -> Any:
-    if not problem.is_empty:
-        report_fallback(params["settings"].on_fallback, str(problem), reason)
-    return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
 for _primitive in (matmul_p, fused_matmul_p):

@@ -55,6 +55,25 @@ def before_transpose(value: Any) -> tuple[Any, tuple[int, ...]] | None:
     return op.operands[0], (*units, *(where[i] for i in lying if i in where))
 
 
+def custom_call_before(value: Any, target: str) -> Any | None:
+    """The custom call of `target` whose first result `value` is, seen through reshapes and barriers; else None."""
+    op = _defining_op(value)
+    while op is not None and op.name in ("stablehlo.reshape", "stablehlo.optimization_barrier"):
+        if len(op.operands) != 1:
+            return None
+        value = op.operands[0]
+        op = _defining_op(value)
+    if op is None or op.name != "stablehlo.custom_call" or op.attributes["call_target_name"].value != target:
+        return None
+    return op if value == op.results[0] else None
+
+
+def attribute(call: Any, name: str) -> str:
+    """A text that a custom call of ours says."""
+    text: str = call.attributes["mhlo.backend_config"][name].value
+    return text
+
+
 def _no_units(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 

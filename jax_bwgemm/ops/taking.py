@@ -64,7 +64,7 @@ def whole_sources(
             continue
         spec = PartitionSpec(*(aval.sharding.spec[j] for j in order))
         avals[i] = aval.update(shape=shape, sharding=NamedSharding(aval.sharding.mesh, spec))
-        values[i], modes[i] = _reshaped(source.value, shape), source.modes
+        values[i], modes[i] = reshaped(source.value, shape), source.modes
     return ctx.replace(avals_in=avals), values, dataclasses.replace(contraction, a=modes[0], b=modes[1])
 
 
@@ -98,10 +98,10 @@ class Taker:
         """A kernel's result as the product's, whose aval is given."""
         out = "".join(mode for mode in self.contraction.out if mode in self.view.out)
         if out == self.view.out:
-            return _reshaped(value, aval.shape)
+            return reshaped(value, aval.shape)
         sizes = self._sizes
         own = _reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
-        value = _reshaped(value, own.shape)
+        value = reshaped(value, own.shape)
         return self._as(value, own, self.view.out, out, aval.shape)[0]
 
     @property
@@ -121,7 +121,7 @@ class Taker:
         else:
             source = None if way.is_given else self.sources[idx]
             given = _reshape_aval(aval, way.shape)
-            value = _reshaped(source.value if source else value, way.shape)
+            value = reshaped(source.value if source else value, way.shape)
         lying = _flipped(given) if route.transposes[i] else given
         *slow, contiguous = lying.shape
         final = _reshape_aval(lying, (*slow, contiguous + route.padding(i)))
@@ -135,7 +135,7 @@ class Taker:
         """With its modes in `order`, repeated along those that it lacks, as `shape`; modes of size 1 may be missing."""
         final, sizes = _reshape_aval(aval, shape), self._sizes
         if "".join(mode for mode in modes if mode in order) == order:
-            return _reshaped(value, shape), final
+            return reshaped(value, shape), final
 
         def moved(x: jax.Array) -> jax.Array:
             own = [mode for mode in modes if mode in order]
@@ -153,7 +153,7 @@ def _flipped(aval: Any) -> Any:
     return aval.update(shape=(batch, cols, rows))
 
 
-def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
+def reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     if tuple(value.type.shape) == shape:
         return value
     return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)  # type: ignore[attr-defined]

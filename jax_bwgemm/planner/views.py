@@ -55,6 +55,11 @@ class View:
     fuses: bool
 
     @property
+    def moves(self) -> bool:
+        """Whether an operand is rewritten because no view of it will do."""
+        return self.rows[0].moves or self.columns[0].moves
+
+    @property
     def has_other(self) -> tuple[bool, bool]:
         return len(self.rows) > 1, len(self.columns) > 1
 

@@ -313,7 +313,7 @@ SMALL = dataclasses.replace(H200, l2_bytes=2**10)
 def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_handler", lambda: {})
     monkeypatch.setattr(timing, "rest", lambda work_us: None)
-    monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing._host_clock))
+    monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing.host_clock))
 
 
 def test_the_whole_pass(host_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:

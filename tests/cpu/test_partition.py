@@ -27,16 +27,19 @@ import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.ops import lowering, partition
 from jax_bwgemm.ops.partition import divide
+from jax_bwgemm.planner.routes import Route
+from jax_bwgemm.runtime.attempts import Attempt
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
-ours = functools.partial(jax_bwgemm.matmul, on_fallback="ignore")
+H200 = {"device": "h200", "on_fallback": "ignore"}
+ours = functools.partial(jax_bwgemm.matmul, **H200)
 
 
 @pytest.fixture(autouse=True)
-def _cuda_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this CPU; what it falls back to, without a CUDA device, are the local products."""
-    monkeypatch.setattr(lowering, "_platforms", lambda ctx: ["cuda"])
+def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this CPU, planned for an H200."""
+    monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
 
 
 def mesh_of(axis_type: AxisType) -> Any:
@@ -53,9 +56,15 @@ def collectives(text: str) -> list[str]:
     return sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", text))
 
 
-def compiled(f: Callable[..., Any], operands: Sequence[jax.Array], **settings: Any) -> tuple[Any, list[str]]:
-    """What it returns, and its collectives."""
-    program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
+def compiled(
+    f: Callable[..., Any], operands: Sequence[jax.Array], reductions: list[str] | None = None, **settings: Any
+) -> tuple[Any, list[str]]:
+    """What it returns, and its collectives. The local products fall back to XLA's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "choose", lambda asked: Attempt(Route(asked.problem), reason="this is a CPU"))
+        program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
+    if reductions is not None:
+        reductions += [line for line in program.as_text().splitlines() if "all-reduce(" in line]
     return program(*operands), collectives(program.as_text())
 
 
@@ -195,9 +204,9 @@ def test_the_dtype_of_partial_sums(dtype: str) -> None:
     mesh = mesh_of(AxisType.Auto)
     specs = (P(None, "x"), P("x"))
     operands = [jax.device_put(z, NamedSharding(mesh, s)) for z, s in zip(arrays(A, B), specs, strict=True)]
+    reductions: list[str] = []
     with jax_bwgemm.config(partial_sums=dtype):
-        text = jax.jit(ours).lower(*operands).compile().as_text()
-    reductions = [line for line in text.splitlines() if "all-reduce(" in line]
+        compiled(ours, operands, reductions)
     # XLA:CPU adds bfloat16 as float32 by itself: what it was asked for is told by its name.
     assert len(reductions) == 1 and ("promoted" in reductions[0]) == (dtype == "result")
     with (
@@ -239,7 +248,7 @@ def test_explicit_axes(name: str, of: Any) -> None:
 
 
 def test_explicit_axes_of_einsum_and_dot_general() -> None:
-    dot = functools.partial(jax_bwgemm.dot_general, on_fallback="ignore")
+    dot = functools.partial(jax_bwgemm.dot_general, **H200)
     with jax.set_mesh(mesh_of(AxisType.Explicit)):
         x, w = (jax.device_put(z, s) for z, s in zip(arrays(X, B), (P("x"), P(None, "y")), strict=True))
         got, found = compiled(lambda x, w: jnp.einsum("bsd,df->bsf", x, w, _dot_general=dot), [x, w])

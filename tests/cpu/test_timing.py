@@ -68,7 +68,7 @@ def test_the_gpu_rests_for_some_times_its_work(monkeypatch: pytest.MonkeyPatch) 
     assert slept == pytest.approx([0.055])
 
 
-def test_the_host_clock_rests_behind_all_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thehost_clock_rests_behind_all_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock ticks once a call of the function, by 40 us."""
     calls, rested = itertools.count(1), []
     last = [0]
@@ -79,15 +79,15 @@ def test_the_host_clock_rests_behind_all_of_its_calls(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(timing, "rest", rested.append)
     monkeypatch.setattr(time, "perf_counter", lambda: 40e-6 * last[0])
-    assert timing._host_clock(function, 2)() == pytest.approx(20.0)
+    assert timing.host_clock(function, 2)() == pytest.approx(20.0)
     assert rested == pytest.approx([40.0 * timing.HOST_BATCH])
 
 
-def test_without_cupti_the_host_clock_is_named_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupti_thehost_clock_is_named_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "rest", lambda work_us: None)
     method, clock = timing.choose_clock()
     assert method.startswith("host time of 20 calls, launches included")
-    assert clock is timing._host_clock
+    assert clock is timing.host_clock
 
 
 def test_cupti_times_are_summed_a_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,145 @@
+"""A training step of a transformer block under `jax_bwgemm.install()`, against XLA under sets of flags, alternately.
+
+The block is written as anybody writes it, with `@` and einsum, and is the same for all: nothing of it names this
+package. With several GPUs the batch is divided over them, and the gradients of the weights are added up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_bwgemm
+from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench.peers import FLAG_SETS
+from jax_bwgemm.runtime.decision import target_arch
+
+Weights = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Sizes of a gated block; `batch` sequences of `length` tokens."""
+
+    width: int = 4096
+    ffn: int = 14336
+    heads: int = 32
+    batch: int = 4
+    length: int = 2048
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        d, f = self.width, self.ffn
+        return {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "gate": (d, f), "up": (d, f), "down": (f, d)}
+
+    def __str__(self) -> str:
+        return f"d {self.width}, ffn {self.ffn} gated, {self.heads} heads, {self.batch} x {self.length} tokens"
+
+
+def forward(block: Block, w: Weights, x: jax.Array) -> jax.Array:
+    """(batch, length, width): attention, then the gated MLP, both behind a norm and added to their input."""
+    h = _norm(x)
+    q, k, v = (_heads(block, h @ w[name]) for name in "qkv")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (block.width // block.heads) ** -0.5
+    mask = jnp.tril(jnp.ones((block.length, block.length), bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)).astype(x.dtype)
+    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
+    x = x + attended @ w["o"]
+    h = _norm(x)
+    return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+
+
+def step(block: Block, w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
+    """The loss, and weights after a step of gradient descent."""
+
+    def loss(w: Weights) -> jax.Array:
+        return jnp.mean(forward(block, w, x).astype(jnp.float32) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(w)
+    return value, jax.tree.map(lambda w, g: w - (1e-3 * g).astype(w.dtype), w, gradients)
+
+
+def main(rounds: int, path: Path | None, commit: str, block: Block | None = None) -> int:
+    block = block or Block()
+    arch = target_arch(None)
+    if isinstance(arch, str):
+        raise ValueError(f"`--models` requires a Hopper or Blackwell GPU, got none: {arch}")
+    facts, num = machine.describe(commit), jax.device_count()
+    operands = make_operands(block)
+    programs = compile_all(block, operands)
+    losses = {name: float(program(*operands)[0]) for name, program in programs.items()}
+    method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
+    measures = {name: clock(program, 1, *operands) for name, program in programs.items()}
+    samples = timing.alternate(measures, rounds, 0.0)
+    times = {name: sample.median_us for name, sample in samples.items()}
+    print(f"{block}, {num} GPU{'s' * (num > 1)}: {method}")
+    for name, us in times.items():
+        print(f"{name:10} {us:10.1f} us  {us / times['ours']:.3f} of ours  loss {losses[name]:.6f}")
+    path = path or Path(__file__).parent / "results" / f"{arch.name}{f'x{num}' * (num > 1)}_models.json"
+    content = {
+        "machine": facts, "method": method, "block": dataclasses.asdict(block), "gpus": num, "rounds": rounds,
+        "times_us": times, "ratios": {name: us / times["ours"] for name, us in times.items()}, "losses": losses,
+        "lowered": kernels(programs["ours"]),
+    }  # fmt: skip
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
+def make_operands(block: Block) -> tuple[Weights, jax.Array]:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32) * shape[0] ** -0.5, jnp.bfloat16)
+
+    w, x = (
+        {name: normal(*shape) for name, shape in block.shapes().items()},
+        normal(block.batch, block.length, block.width),
+    )
+    if jax.device_count() > 1:
+        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        w, x = jax.device_put(w, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("data")))
+    return w, x
+
+
+def compile_all(block: Block, operands: tuple[Weights, jax.Array]) -> dict[str, Any]:
+    """Ours, and XLA's default first of all peers: "best" of them is who is fastest."""
+
+    def compiled(options: dict[str, bool]) -> Any:
+        return jax.jit(lambda w, x: step(block, w, x), compiler_options=options).lower(*operands).compile()
+
+    with jax_bwgemm.installed():
+        ours = compiled({})
+    return {"ours": ours} | {name: compiled(dict(options)) for name, options in FLAG_SETS.items()}
+
+
+def kernels(program: Any) -> dict[str, int]:
+    """How often each of our kernels, and each of XLA's library calls, is in a program."""
+    names = _variants(program.as_text() or "")
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def _variants(text: str) -> list[str]:
+    found = []
+    for line in text.splitlines():
+        if "custom_call_target=" in line:
+            target = line.partition('custom_call_target="')[2].partition('"')[0]
+            variant = line.partition('variant = "')[2].partition('"')[0]
+            found.append(variant or target)
+    return found
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def _heads(block: Block, x: jax.Array) -> jax.Array:
+    return x.reshape(*x.shape[:2], block.heads, -1)

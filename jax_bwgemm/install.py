@@ -1,0 +1,50 @@
+"""`install`: whole models run our kernels with no edit, for every product of theirs is a `lax.dot_general`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from jax_bwgemm.ops import takeover
+
+
+def install() -> None:
+    """On CUDA devices, every `lax.dot_general` from now on is computed by this package's kernels where they are
+    predicted to be faster: what `@`, `jnp.matmul`, `jnp.einsum`, Flax, Equinox and Haiku make, and their gradients.
+
+    Only the lowering changes. The primitive is JAX's, and so are differentiation, vmap, sharding, checkpoint policies
+    and cost analysis. Products that no kernel computes, or that XLA is predicted to compute as fast, stay XLA's without
+    a word, whatever `on_fallback` says. The defaults of `jax_bwgemm.config` hold. A second call does nothing.
+
+    What was compiled before is forgotten (`jax.clear_caches`), so that it is compiled anew with our kernels; functions
+    that were compiled ahead of time, by `lower(...).compile()`, stay as they are.
+
+    Raises:
+      RuntimeError: this JAX has no rule to fall back on; the message says what to do instead.
+
+    Example:
+      >>> jax_bwgemm.install()
+      >>> step = jax.jit(train_step)
+    """
+    if not takeover.set_everywhere(True):
+        jax.clear_caches()
+
+
+def uninstall() -> None:
+    """Undoes `install`; `installed` blocks are not touched. What was compiled meanwhile is forgotten."""
+    if takeover.set_everywhere(False):
+        jax.clear_caches()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """As `install`, for what this thread traces and compiles inside the block; `jax.jit` compiles anew for it.
+
+    Example:
+      >>> with jax_bwgemm.installed():
+      ...     params = step(params, batch)
+    """
+    with takeover.block():
+        yield

@@ -1,0 +1,170 @@
+"""What `lax.dot_general` becomes on CUDA while this package has taken it over: our kernels where these should win.
+
+The primitive stays JAX's, so that differentiation, vmap, checkpoint policies, explicit sharding and cost analysis do.
+Products that we do not have are lowered by JAX's own rule, without a word: that is no fallback. A transpose of a
+product of ours, as JAX makes it for a weight's gradient, is the product stored the other way round.
+
+JAX hands a rule the values that are there if it is not cached, and such rules must not meet others in one module: so
+ours stand for all platforms and hand over to JAX's, which `_rules` keeps; where several platforms meet, by `_plain_p`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jax_bwgemm.facts.contraction import Contraction, of_dot_general
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.legality import why_not_dtypes
+from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
+from jax_bwgemm.facts.recipe import buffers
+from jax_bwgemm.ops.lowering import Refused, on_cuda, platforms_of
+from jax_bwgemm.ops.origins import attribute, custom_call_before
+from jax_bwgemm.ops.precision import why_not_precision
+from jax_bwgemm.ops.shape_rules import viewed
+from jax_bwgemm.ops.taking import reshaped
+from jax_bwgemm.runtime.config import current
+from jax_bwgemm.runtime.ffi import TARGET_NAME
+
+_plain_p = Primitive("dot_general")
+_rules: dict[Primitive, dict[str | None, Any]] = {}  # JAX's own, by platform; None: all others
+_NEEDS = "`_lowerings` and `_platform_specific_lowerings` of jax._src.interpreters.mlir"
+_in_block = jax.make_user_context(False)  # part of the key of jit caches: a block traces and lowers anew
+_everywhere = False
+_lock = threading.Lock()
+
+
+def block() -> Any:
+    """A context in which it is taken over, by this thread."""
+    _register()
+    return _in_block(True)
+
+
+def set_everywhere(on: bool) -> bool:
+    """Outside of blocks too, in all threads. Returns what it was."""
+    global _everywhere
+    if on:
+        _register()
+    was, _everywhere = _everywhere, on
+    return was
+
+
+def is_on() -> bool:
+    return bool(_everywhere or _in_block.value)
+
+
+def _register() -> None:
+    """Our rules, once; they hand over to JAX's while it `is_on` nowhere. RuntimeError where JAX keeps no such rules."""
+    with _lock:
+        if _rules:
+            return
+        try:
+            from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
+
+            default = {p: _lowerings[p].rule for p in (lax.dot_general_p, lax.transpose_p)}
+            specific = [(name, of, p) for name, of in _platform_specific_lowerings.items() for p in default if p in of]
+        except (ImportError, AttributeError, KeyError):
+            raise RuntimeError(
+                f"`install` requires {_NEEDS}, as jax 0.9.2 to 0.12 have them, got jax {jax.__version__}: pass "
+                "`jax_bwgemm.dot_general` to your layers instead"
+            ) from None
+        _rules.update({p: {None: rule} for p, rule in default.items()})
+        for name, of, p in specific:
+            _rules[p][name] = of.pop(p).rule
+        _plain_p.def_abstract_eval(lambda *avals, **params: lax.dot_general_p.abstract_eval(*avals, **params)[0])
+        for platform, rule in _rules[lax.dot_general_p].items():
+            mlir.register_lowering(_plain_p, rule, platform=platform)
+        mlir.register_lowering(lax.dot_general_p, _dot_general_lowering, cacheable=False)
+        mlir.register_lowering(lax.transpose_p, _transpose_lowering, cacheable=False)
+
+
+def _jaxs(ctx: Any, *operands: Any, **params: Any) -> Any:
+    rules, platforms = _rules[ctx.primitive], platforms_of(ctx)
+    if len(rules) == 1 or len(platforms) == 1:
+        return rules.get(platforms[0], rules[None])(ctx, *operands, **params)
+    return mlir.lower_fun(lambda *x: _plain_p.bind(*x, **params), multiple_results=False)(ctx, *operands)
+
+
+def _dot_general_lowering(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    made = _ours(ctx, lhs, rhs, **params) if _is_ours_to_lower(ctx) else None
+    return _jaxs(ctx, lhs, rhs, **params) if made is None else made
+
+
+def _transpose_lowering(ctx: Any, operand: Any, *, permutation: Any) -> Any:
+    # Of a cotangent: nothing but this transpose reads the product that JAX's rule for a weight's gradient makes.
+    is_gradient = _is_ours_to_lower(ctx) and "transpose(" in str(ctx.name_stack)
+    made = _stored_transposed(ctx, operand, tuple(permutation)) if is_gradient else None
+    return _jaxs(ctx, operand, permutation=permutation) if made is None else made
+
+
+def _is_ours_to_lower(ctx: Any) -> bool:
+    return is_on() and platforms_of(ctx) == ["cuda"]
+
+
+def _ours(ctx: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, precision: Any, **_: Any) -> Any | None:
+    """None if it is XLA's."""
+    a, b = ctx.avals_in
+    if str(ctx.avals_out[0].dtype) in FP8_DTYPES:  # ours saturates, JAX's does not
+        return None
+    return _lowered(ctx, (lhs, rhs), of_dot_general(a.ndim, b.ndim, dimension_numbers), precision)
+
+
+def _lowered(ctx: Any, operands: Sequence[Any], contraction: Contraction, precision: Any = None) -> Any | None:
+    settings = dataclasses.replace(current(), on_fallback="ignore")
+    params: dict[str, Any] = {
+        "contraction": contraction,
+        "out_dtype": ctx.avals_out[0].dtype,
+        "epilogue": Epilogue(),
+        "precision": precision,
+        "tile": None,
+        "out_sharding": None,
+        "settings": settings,
+    }
+    problem = viewed(ctx.avals_in, **params)[1]
+    if settings.is_emulated or why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype):
+        return None
+    made = on_cuda(ctx, operands, params, moves=False)
+    return None if isinstance(made, Refused) else made
+
+
+def _stored_transposed(ctx: Any, operand: Any, permutation: tuple[int, ...]) -> Any | None:
+    """The product of ours that `operand` is, stored as its transpose: nobody reads the first one then, and XLA drops
+    it. None where it is none; or not of two matrices as they lie, whose rows and columns change places."""
+    call = custom_call_before(operand, TARGET_NAME)
+    if call is None or list(operand.uses):
+        return None
+    a, b, *others = buffers(attribute(call, "buffers"))
+    out = next(buffer for buffer in others if buffer.is_result)
+    is_plain = others[0] == out and re.search("_identity(_|$)", attribute(call, "variant"))
+    if not is_plain or DTYPE_BYTES[a.dtype] == 1:  # whose sums may be promoted
+        return None
+    values, shape = list(call.operands), operand.type.shape
+    sizes: dict[str, int] = {}
+    for buffer, value in ((a, values[0]), (b, values[1]), (out, call.results[0])):
+        for dim, size in zip(buffer.dims, value.type.shape, strict=True):
+            if sizes.setdefault(dim[0], size) != size:  # padded
+                return None
+    _, slow, fast = (dim[0] for dim in out.dims)
+    num = permutation[0]
+    is_rotation = permutation == (*range(num, len(shape)), *range(num))
+    if sizes["l"] != 1 or not is_rotation or math.prod(shape[:num]) != sizes[slow]:
+        return None
+    a_modes, b_modes = ("".join(dim[0] for dim in buffer.dims) for buffer in (a, b))
+    avals = [
+        ctx.avals_in[0].update(shape=tuple(x.type.shape), dtype=jnp.dtype(y.dtype))
+        for x, y in zip(values, (a, b), strict=False)
+    ]
+    whole = ctx.avals_out[0].update(shape=(1, sizes[fast], sizes[slow]))
+    own = ctx.replace(avals_in=avals, avals_out=[whole])
+    made = _lowered(own, values[:2], Contraction(a_modes, b_modes, f"l{fast}{slow}"))
+    return None if made is None else [reshaped(made[0], ctx.avals_out[0].shape)]
