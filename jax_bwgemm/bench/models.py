@@ -1,13 +1,14 @@
 """A training step of a transformer block under `jax_bwgemm.install()`, against XLA under sets of flags, alternately.
 
-The block is written as anybody writes it, with `@` and einsum, and is the same for all: nothing of it names this
-package. With several GPUs the batch is divided over them, and the gradients of the weights are added up.
+The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
+of it names this package. With several GPUs the batch is divided over them, and the gradients of the weights are added.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,25 @@ class Block:
     heads: int = 32
     batch: int = 4
     length: int = 2048
+    attention: str = "cudnn"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d, f = self.width, self.ffn
         return {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "gate": (d, f), "up": (d, f), "down": (f, d)}
 
     def __str__(self) -> str:
-        return f"d {self.width}, ffn {self.ffn} gated, {self.heads} heads, {self.batch} x {self.length} tokens"
+        tokens = f"{self.batch} x {self.length} tokens"
+        return f"d {self.width}, ffn {self.ffn} gated, {self.heads} heads, {tokens}, attention by {self.attention}"
+
+
+BLOCKS = (Block(), Block(attention="einsum"))
 
 
 def forward(block: Block, w: Weights, x: jax.Array) -> jax.Array:
     """(batch, length, width): attention, then the gated MLP, both behind a norm and added to their input."""
     h = _norm(x)
     q, k, v = (_heads(block, h @ w[name]) for name in "qkv")
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (block.width // block.heads) ** -0.5
-    mask = jnp.tril(jnp.ones((block.length, block.length), bool))
-    weights = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)).astype(x.dtype)
-    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
-    x = x + attended @ w["o"]
+    x = x + _attended(block, q, k, v).reshape(x.shape) @ w["o"]
     h = _norm(x)
     return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
 
@@ -66,31 +68,34 @@ def step(block: Block, w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
     return value, jax.tree.map(lambda w, g: w - (1e-3 * g).astype(w.dtype), w, gradients)
 
 
-def main(rounds: int, path: Path | None, commit: str, block: Block | None = None) -> int:
-    block = block or Block()
+def main(rounds: int, path: Path | None, commit: str, blocks: Sequence[Block] = BLOCKS) -> int:
     arch = target_arch(None)
     if isinstance(arch, str):
         raise ValueError(f"`--models` requires a Hopper or Blackwell GPU, got none: {arch}")
-    facts, num = machine.describe(commit), jax.device_count()
+    num = jax.device_count()
+    path = path or Path(__file__).parent / "results" / f"{arch.name}{f'x{num}' * (num > 1)}_models.json"
+    content: dict[str, Any] = {"machine": machine.describe(commit), "gpus": num, "rounds": rounds, "rows": []}
+    method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
+    for block in blocks:
+        row = measure(block, clock, rounds)
+        content["rows"].append({"block": dataclasses.asdict(block), "method": method} | row)
+        print(f"{block}, {num} GPU{'s' * (num > 1)}: {method}")
+        for name, us in row["times_us"].items():
+            ratio = us / row["times_us"]["ours"]
+            print(f"{name:18} {us:10.1f} us  {ratio:.3f} of ours  loss {row['losses'][name]:.6f}", flush=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
+def measure(block: Block, clock: Any, rounds: int) -> dict[str, Any]:
     operands = make_operands(block)
     programs = compile_all(block, operands)
     losses = {name: float(program(*operands)[0]) for name, program in programs.items()}
-    method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
     measures = {name: clock(program, 1, *operands) for name, program in programs.items()}
     samples = timing.alternate(measures, rounds, 0.0)
     times = {name: sample.median_us for name, sample in samples.items()}
-    print(f"{block}, {num} GPU{'s' * (num > 1)}: {method}")
-    for name, us in times.items():
-        print(f"{name:10} {us:10.1f} us  {us / times['ours']:.3f} of ours  loss {losses[name]:.6f}")
-    path = path or Path(__file__).parent / "results" / f"{arch.name}{f'x{num}' * (num > 1)}_models.json"
-    content = {
-        "machine": facts, "method": method, "block": dataclasses.asdict(block), "gpus": num, "rounds": rounds,
-        "times_us": times, "ratios": {name: us / times["ours"] for name, us in times.items()}, "losses": losses,
-        "lowered": kernels(programs["ours"]),
-    }  # fmt: skip
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")
-    return 0
+    return {"times_us": times, "losses": losses, "kernels": kernels(programs["ours"])}
 
 
 def make_operands(block: Block) -> tuple[Weights, jax.Array]:
@@ -110,14 +115,16 @@ def make_operands(block: Block) -> tuple[Weights, jax.Array]:
 
 
 def compile_all(block: Block, operands: tuple[Weights, jax.Array]) -> dict[str, Any]:
-    """Ours, and XLA's default first of all peers: "best" of them is who is fastest."""
+    """XLA under each set of flags, and ours under its default and where Triton has no product: what we leave to XLA
+    (attention's products, if they are written out) depends on the flags."""
 
-    def compiled(options: dict[str, bool]) -> Any:
+    def compiled(name: str) -> Any:
+        options = dict(FLAG_SETS[name])
         return jax.jit(lambda w, x: step(block, w, x), compiler_options=options).lower(*operands).compile()
 
     with jax_bwgemm.installed():
-        ours = compiled({})
-    return {"ours": ours} | {name: compiled(dict(options)) for name, options in FLAG_SETS.items()}
+        ours = {"ours": compiled("default"), "ours, no-triton": compiled("no-triton")}
+    return ours | {name: compiled(name) for name in FLAG_SETS}
 
 
 def kernels(program: Any) -> dict[str, int]:
@@ -139,6 +146,15 @@ def _variants(text: str) -> list[str]:
 def _norm(x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def _attended(block: Block, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    if block.attention != "einsum":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=block.attention)  # type: ignore[arg-type]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)).astype(q.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
 def _heads(block: Block, x: jax.Array) -> jax.Array:

@@ -31,11 +31,11 @@ Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
 
 try:
     # Primitives that are told the devices when they are lowered, as custom_partitioning has to be: no public name yet.
-    from jax._src.dispatch import prim_requires_devices_during_lowering as _told_devices
+    from jax._src.dispatch import prim_requires_devices_during_lowering as told_devices
 
-    _told_devices |= {matmul_p, fused_matmul_p}
+    told_devices |= {matmul_p, fused_matmul_p}
 except ImportError:  # `why_not` says so where it matters
-    pass
+    told_devices = set()
 
 
 def is_divided(ctx: Any) -> bool:

@@ -10,11 +10,12 @@ ours stand for all platforms and hand over to JAX's, which `_rules` keeps; where
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
 from jax_bwgemm.facts.recipe import buffers
 from jax_bwgemm.ops.lowering import Refused, on_cuda, platforms_of
 from jax_bwgemm.ops.origins import attribute, custom_call_before
+from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.ops.taking import reshaped
@@ -40,14 +42,20 @@ _plain_p = Primitive("dot_general")
 _rules: dict[Primitive, dict[str | None, Any]] = {}  # JAX's own, by platform; None: all others
 _NEEDS = "`_lowerings` and `_platform_specific_lowerings` of jax._src.interpreters.mlir"
 _in_block = jax.make_user_context(False)  # part of the key of jit caches: a block traces and lowers anew
-_everywhere = False
+_everywhere, _num_users = False, 0
 _lock = threading.Lock()
 
 
-def block() -> Any:
-    """A context in which it is taken over, by this thread."""
+@contextlib.contextmanager
+def block() -> Iterator[None]:
+    """In it, it is taken over, for this thread."""
     _register()
-    return _in_block(True)
+    _count(1)
+    try:
+        with _in_block(True):
+            yield
+    finally:
+        _count(-1)
 
 
 def set_everywhere(on: bool) -> bool:
@@ -56,11 +64,21 @@ def set_everywhere(on: bool) -> bool:
     if on:
         _register()
     was, _everywhere = _everywhere, on
+    _count(int(on) - int(was))
     return was
 
 
 def is_on() -> bool:
     return bool(_everywhere or _in_block.value)
+
+
+def _count(change: int) -> None:
+    """Who has it taken over. While anybody has, JAX tells the devices of a mesh to `dot_general`, too: that refuses to
+    lower for an abstract mesh, of no devices."""
+    global _num_users
+    with _lock:
+        _num_users += change
+        (told_devices.add if _num_users else told_devices.discard)(lax.dot_general_p)
 
 
 def _register() -> None:

@@ -285,7 +285,7 @@ def test_a_shard_map_of_some_axes_is_xlas_and_says_so() -> None:
 def test_without_what_it_needs_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's product, which divides as it should, and a warning that names the version."""
     for primitive in (lowering.matmul_p, lowering.fused_matmul_p):
-        partition._told_devices.discard(primitive)
+        partition.told_devices.discard(primitive)
     try:
         mesh = mesh_of(AxisType.Auto)
         a, b = (jax.device_put(z, NamedSharding(mesh, s)) for z, s in zip(arrays(A, B), (P("x"), P()), strict=True))
@@ -293,7 +293,7 @@ def test_without_what_it_needs_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
             got, found = compiled(jax_bwgemm.matmul, [a, b])
         assert found == [] and got.sharding.spec == P("x")
     finally:
-        partition._told_devices.update((lowering.matmul_p, lowering.fused_matmul_p))
+        partition.told_devices.update((lowering.matmul_p, lowering.fused_matmul_p))
 
 
 def partitioned(f: Callable[..., Any], operands: Sequence[Any], directory: Path) -> str:
