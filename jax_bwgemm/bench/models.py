@@ -149,8 +149,8 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _attended(block: Block, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    if block.attention != "einsum":
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=block.attention)  # type: ignore[arg-type]
+    if block.attention == "cudnn":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
     mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     weights = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)).astype(q.dtype)

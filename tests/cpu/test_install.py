@@ -173,7 +173,7 @@ def test_what_would_have_to_be_moved_stays_xlas() -> None:
 
 def test_a_block_of_a_transformer() -> None:
     """All products with weights, forward and backward; scores and what follows them stay XLA's."""
-    block = models.Block()
+    block = models.Block(attention="einsum")
     weights = {name: struct(*shape) for name, shape in block.shapes().items()}
     text = lowered(lambda w, x: models.step(block, w, x), weights, struct(4, 2048, 4096))
     # All but the gradients in x of q, k and v, whose input nobody differentiates; and one product of the scores.
