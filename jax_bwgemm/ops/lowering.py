@@ -94,10 +94,10 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
 
 def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bool = True) -> Sequence[Any] | Refused:
     """Our kernels' results; without `moves`, only of operands that they can read as they lie."""
-    before = sources(operands, params["contraction"])
-    view, asked = _asked(ctx, before, params)
-    if not moves and (view.moves or not view.fuses):
-        return Refused(asked.problem, "no kernel reads the operands as they lie, and XLA may not have to move them")
+    if not moves:
+        view, asked = _asked(ctx, sources(operands, params["contraction"]), params)
+        if view.moves:
+            return Refused(asked.problem, "no kernel reads the operands as they lie, and XLA may not have to move them")
     return _divided(ctx, operands, params) if is_divided(ctx) else by_kernel(ctx, operands, params, _custom_call)
 
 

@@ -184,6 +184,8 @@ def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
 
 def _reshape_aval(aval: Any, shape: tuple[int, ...]) -> Any:
     """Unsharded, but on the same mesh, over whose manual axes it may vary."""
+    if aval.sharding.mesh.empty:
+        return aval.update(shape=shape)
     return aval.update(shape=shape, sharding=NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(shape))))
 
 

@@ -84,16 +84,21 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime(_DATE)
 
 
+@functools.lru_cache
 def shipped_path(arch: str) -> Path:
     return SHIPPED / f"{arch}.json"
 
 
 def user_path(arch: str) -> Path:
     """In the directory that `JAX_BWGEMM_TABLES` names, else in the user's cache."""
-    if named := os.environ.get("JAX_BWGEMM_TABLES"):
+    return _user_path(arch, os.environ.get("JAX_BWGEMM_TABLES"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+
+
+@functools.lru_cache(maxsize=64)
+def _user_path(arch: str, named: str | None, cache: str | None, home: str | None) -> Path:
+    if named:
         return Path(named) / f"{arch}.json"
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "jax_bwgemm" / "tables" / f"{arch}.json"
+    return Path(cache or os.path.expanduser("~/.cache")) / "jax_bwgemm" / "tables" / f"{arch}.json"
 
 
 def found(arch: str, problem: Problem) -> Iterator[Record]:

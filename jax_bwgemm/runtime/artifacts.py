@@ -182,7 +182,8 @@ def add_dir(directory: str | os.PathLike[str]) -> None:
 
 def state() -> tuple[tuple[str, int, int], ...]:
     """Of all artifact directories, what changes with their manifests and with the files in them."""
-    return tuple((str(path), _mtime_ns(path), _mtime_ns(path / MANIFEST_NAME)) for path in artifact_dirs())
+    paths = map(os.fspath, artifact_dirs())
+    return tuple((path, _mtime_ns(path), _mtime_ns(os.path.join(path, MANIFEST_NAME))) for path in paths)
 
 
 @overload
@@ -242,8 +243,11 @@ def _load_cached(directory: pathlib.Path, mtime_ns: int) -> Manifest | str:
         return str(error)
 
 
-def _mtime_ns(path: pathlib.Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else -1
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _names(cls: Any) -> set[str]:
