@@ -1,9 +1,10 @@
 """GEMMs for JAX on Hopper and Blackwell GPUs. Imports no compiler, loads no driver and touches no device."""
 
+from jax_bwgemm import checkpoint_policies
 from jax_bwgemm._version import __version__
 from jax_bwgemm.autotune import TunedProduct, TuningReport, autotune
 from jax_bwgemm.dot_general import dot_general
-from jax_bwgemm.explain import Explanation, explain
+from jax_bwgemm.explain import Explanation, FunctionExplanation, explain
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.install import install, installed, uninstall
@@ -11,6 +12,7 @@ from jax_bwgemm.matmul import matmul
 from jax_bwgemm.ops import batching as _batching  # noqa: F401  registers the vmap rules
 from jax_bwgemm.ops import lowering as _lowering  # noqa: F401  registers the platforms
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning, config
+from jax_bwgemm.runtime.record import Stats, stats
 
 __all__ = [
     "ARCHS",
@@ -18,16 +20,20 @@ __all__ = [
     "Explanation",
     "FallbackError",
     "FallbackWarning",
+    "FunctionExplanation",
+    "Stats",
     "Tile",
     "TunedProduct",
     "TuningReport",
     "__version__",
     "autotune",
+    "checkpoint_policies",
     "config",
     "dot_general",
     "explain",
     "install",
     "installed",
     "matmul",
+    "stats",
     "uninstall",
 ]

@@ -10,10 +10,10 @@ from jax import lax
 
 from jax_bwgemm.facts.contraction import of_dot_general
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.matmul import checked_params, why_not_ours
+from jax_bwgemm.matmul import checked_params, refuse, why_not_ours
 from jax_bwgemm.ops.primitive import product
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.runtime.config import report_fallback, resolve
+from jax_bwgemm.runtime.config import resolve
 
 Array = jax.Array
 
@@ -68,7 +68,7 @@ def dot_general(
     contraction = of_dot_general(lhs.ndim, rhs.ndim, dimension_numbers)
     problem = viewed((lhs, rhs), contraction=contraction, **params)[1]
     if reason := why_not_ours(problem, params["precision"]):
-        report_fallback(settings.on_fallback, str(problem), reason)
+        refuse(settings, problem, reason)
         return lax.dot_general(
             lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding
         )

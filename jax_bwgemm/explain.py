@@ -1,9 +1,13 @@
-"""`explain`: which kernel a `matmul` would run and why, as text, on any machine. Runs and compiles nothing."""
+"""`explain`: which kernel a `matmul` would run and why, or those of a whole function, as text, on any machine. Runs and
+compiles nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
 
 from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
 from jax_bwgemm.facts.padding import padded_shape, padding
@@ -16,9 +20,11 @@ from jax_bwgemm.planner.measured import Record
 from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, Candidate, Plan
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.streams import NO_STREAM
+from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.attempts import Asked, expected
-from jax_bwgemm.runtime.config import resolve
+from jax_bwgemm.runtime.config import config, resolve
 from jax_bwgemm.runtime.decision import find_repack
+from jax_bwgemm.runtime.record import Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,93 @@ class Explanation:
         return lines
 
 
+@dataclasses.dataclass(frozen=True)
+class FunctionExplanation:
+    """The products of a function, in the order in which they are lowered; one in the body of a loop counts once."""
+
+    products: tuple[Product, ...]
+
+    def __str__(self) -> str:
+        total = sum(product.us for product in self.products)
+        num = sum(product.kernel is not None for product in self.products)
+        lines = [f"products: {len(self.products)}, {num} of them by our kernels, predicted to take {total:.1f} us"]
+        for product in self.products:
+            where = f"{product.where}: " if product.where else ""
+            if product.kernel is None:
+                lines.append(f"  {where}{product.problem}: XLA's, because {product.reason}")
+                continue
+            share = f"{product.us:.1f} us, {100 * product.us / total:.0f} %" if total else ""
+            notes = "".join(f"; {note}" for note in product.notes)
+            epilogue = f"; XLA has the epilogue: {product.reason}" if product.reason else ""
+            lines.append(f"  {where}{product.problem}: {product.kernel}, {share}{notes}{epilogue}")
+        return "\n".join(lines)
+
+
+@overload
+def explain(f: Callable[..., Any], /, *args: Any, device: str | None = None) -> FunctionExplanation: ...
+@overload
 def explain(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    out_dtype: Any = None,
+    alpha: float = 1.0,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    precision: Any = None,
+    tile: Tile | str | None = None,
+    on_fallback: str | None = None,
+    device: str | None = None,
+    emulate: str | None = None,
+) -> Explanation: ...
+def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -> Explanation | FunctionExplanation:
+    """What `matmul` of two arrays would run on a GPU, or in the emulator, and why; or what all products of a function
+    would: print it. Runs and compiles nothing.
+
+    Args:
+      a: array, tracer or `jax.ShapeDtypeStruct`, of which only shape and dtype are read; or a function, such as
+        `jax.grad(loss)`, of which every product is explained: those of `matmul`, `dot_general` and the layers, and
+        after `install` all others.
+      *args: b, like a; or what the function is called with, arrays or `jax.ShapeDtypeStruct`s.
+      device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
+      **settings: of two arrays: out_dtype, alpha, bias, activation, residual, precision, tile, on_fallback and
+        emulate, as for `matmul`.
+
+    Returns:
+      An `Explanation`; its `str` shows the problem, each candidate tile with its predicted time or the reason why it
+      is out, what was chosen and why, or which fallback runs and why. Of a function a `FunctionExplanation`: for each
+      product the user's line, the kernel and its share of the predicted time, or why it is XLA's, and which operands
+      are transposed, padded or moved first.
+
+    Raises:
+      As `matmul`, or as the function.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
+      >>> print(jax_bwgemm.explain(x, x, device="b200"))
+      >>> print(jax_bwgemm.explain(jax.grad(loss), params, batch, device="h200"))
+    """
+    if callable(a):
+        if settings:
+            raise TypeError(f"`explain` of a function requires its arguments and `device` only, got {[*settings]}")
+        return _explain_function(a, args, device)
+    if len(args) != 1:
+        raise TypeError(f"`explain` requires two arrays, or a function and its arguments, got {1 + len(args)} arrays")
+    return _explain_matmul(a, args[0], device=device, **settings)
+
+
+def _explain_function(f: Callable[..., Any], args: Sequence[Any], device: str | None) -> FunctionExplanation:
+    def fresh(*args: Any) -> Any:  # of a function that was lowered before, nothing would be noted
+        return f(*args)
+
+    with config(device=device, on_fallback="ignore", compile_missing="never"), record.listed() as products:
+        jax.jit(fresh).trace(*args).lower(lowering_platforms=("cuda",))
+    return FunctionExplanation(tuple(products))
+
+
+def _explain_matmul(
     a: Any,
     b: Any,
     *,
@@ -74,27 +166,6 @@ def explain(
     device: str | None = None,
     emulate: str | None = None,
 ) -> Explanation:
-    """What `matmul` with the same arguments would run on a GPU, or in the emulator, and why: print it.
-
-    Args:
-      a: array, tracer or `jax.ShapeDtypeStruct`; only its shape and dtype are read.
-      b: the same.
-      out_dtype: as for `matmul`; so are alpha, bias, activation, residual, precision, tile and
-        on_fallback.
-      device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
-      emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None for the `config`'s.
-
-    Returns:
-      An `Explanation`; its `str` shows the problem, each candidate tile with its predicted time or the reason why it
-      is out, what was chosen and why, or which fallback runs and why.
-
-    Raises:
-      As `matmul`.
-
-    Example:
-      >>> x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
-      >>> print(jax_bwgemm.explain(x, x, device="b200"))
-    """
     matmul_shape(a.shape, b.shape)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)

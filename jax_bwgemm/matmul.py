@@ -22,6 +22,7 @@ from jax_bwgemm.ops.precision import canonical, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
 from jax_bwgemm.ops.shape_rules import check_bias, check_residual, matmul_shape, named, result_dtype, viewed
+from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback, resolve
 
 Array = jax.Array
@@ -108,7 +109,7 @@ def matmul(
     static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
-        report_fallback(settings.on_fallback, str(posed((a, b, *extras), params)), reason)
+        refuse(settings, posed((a, b, *extras), params), reason)
     is_traced = any(isinstance(x, jax.core.Tracer) for x in (a, b, *extras))
     # Not in a trace: jax 0.11 lowers an inlined function apart, where nobody sees of what its operands are transposes.
     return (_matmul if is_traced else _compiled)(a, b, extras, static, None if reason else settings)
@@ -187,6 +188,12 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
     if reason and problem.epilogue.is_identity and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
         return f"{reason}; pass int32 to use a kernel"
     return reason
+
+
+def refuse(settings: Config, problem: Problem, reason: str) -> None:
+    """Before anything is traced: a product that is XLA's on any device."""
+    record.note(record.Product(str(problem), reason=reason))
+    report_fallback(settings.on_fallback, str(problem), reason)
 
 
 @functools.lru_cache(maxsize=1024)

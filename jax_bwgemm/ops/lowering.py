@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.ops.origins import may_be_in_loop
+from jax_bwgemm.ops.origins import may_be_in_loop, users_line
 from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
@@ -24,6 +25,7 @@ from jax_bwgemm.ops.repacking import Repacker
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.ops.taking import Source, Taker, barrier, sources, whole_sources
 from jax_bwgemm.planner.views import View
+from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.attempts import Asked, Attempt, alone, choose, expected
 from jax_bwgemm.runtime.config import Config, report_fallback
@@ -62,7 +64,7 @@ def _matmul_xla_lowering(ctx: Any, platforms: list[str], *operands: Any, **param
     if params["settings"].is_emulated:
         return _or_fall_back(ctx, operands, params, by_kernel(ctx, operands, params, _emulation))
     problem = viewed(ctx.avals_in, **params)[1]
-    refused = Refused(problem, f"its kernels need CUDA, got {', '.join(platforms)}")
+    refused = Refused(problem, f"its kernels need CUDA, got {', '.join(platforms)}", is_everywhere=True)
     return _or_fall_back(ctx, operands, params, refused)
 
 
@@ -78,18 +80,46 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A product that XLA computes, and why."""
+    """A product that XLA computes, and why; and whether it computes all others, too."""
 
     problem: Problem
     reason: str
+    is_everywhere: bool = False
 
 
 def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], made: Sequence[Any] | Refused) -> Any:
     if not isinstance(made, Refused):
         return made
     if not made.problem.is_empty:
-        report_fallback(params["settings"].on_fallback, str(made.problem), made.reason)
+        note_refused(made)
+        where = users_line()
+        settings, what = params["settings"], str(made.problem)
+        report_fallback(settings.on_fallback, what, made.reason, where, made.is_everywhere)
     return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
+
+
+def note_refused(refused: Refused) -> None:
+    record.note(record.Product(str(refused.problem), reason=refused.reason, where=_where()))
+
+
+def _where() -> str:
+    line = users_line()
+    return "" if line is None else f"{os.path.basename(line[0])}:{line[1]}"
+
+
+def _note_kernel(attempt: Attempt, view: View) -> None:
+    assert attempt.plan is not None and attempt.entry is not None  # it has a kernel
+    if not record.is_read():
+        record.note(record.Product("", attempt.entry.name))
+        return
+    names = "ba" if view.flips else "ab"
+    moved = [f"{x} moved by XLA" for x, ways in zip(names, (view.rows, view.columns), strict=True) if ways[0].moves]
+    route = attempt.route
+    moved += [f"{x} transposed" for x, flips in zip(names, route.transposes, strict=True) if flips]
+    moved += [f"{x} padded" for i, x in enumerate(names) if route.padding(i) and not route.transposes[i]]
+    reason = None if attempt.is_fused and view.fuses else attempt.reason or "its vectors are not the kernel's"
+    made = record.Product(str(route.problem), attempt.entry.name, attempt.us, reason, tuple(moved), _where())
+    record.note(made)
 
 
 def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bool = True) -> Sequence[Any] | Refused:
@@ -110,6 +140,7 @@ def by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: E
     attempt, settings = choose(asked), params["settings"]
     if attempt.entry is None:
         return Refused(attempt.route.problem, attempt.reason or "")
+    _note_kernel(attempt, view)
     is_fused = view.fuses and attempt.is_fused
     own, epilogue = (ctx, params["epilogue"]) if is_fused else (_of_product(ctx), Epilogue())
     contraction = params["contraction"] if is_fused else params["contraction"].product

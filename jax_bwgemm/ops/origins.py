@@ -7,10 +7,13 @@ module has by then.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
+
+from jax_bwgemm.runtime.config import is_users
 
 # Operations that XLA's loop fusion computes element by element. An operand that a constant makes is folded.
 _FUSIBLE = {
@@ -113,6 +116,12 @@ def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, 
             value = op.operands[0]
         else:
             return step
+
+
+def users_line() -> tuple[str, int] | None:
+    """The file and line, outside of this package and JAX, of what is being lowered; None where JAX does not know."""
+    lines = re.findall(r'"([^"\n]+)":(\d+):\d+', str(ir.Location.current))  # type: ignore[attr-defined]
+    return next(((name, int(line)) for name, line in lines if is_users(name)), None)
 
 
 def may_be_in_loop() -> bool:

@@ -29,12 +29,13 @@ from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
 from jax_bwgemm.facts.recipe import buffers
-from jax_bwgemm.ops.lowering import Refused, on_cuda, platforms_of
+from jax_bwgemm.ops.lowering import Refused, note_refused, on_cuda, platforms_of
 from jax_bwgemm.ops.origins import attribute, custom_call_before
 from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.ops.taking import reshaped
+from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import current
 from jax_bwgemm.runtime.ffi import TARGET_NAME
 
@@ -132,7 +133,7 @@ def _is_ours_to_lower(ctx: Any) -> bool:
 def _ours(ctx: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, precision: Any, **_: Any) -> Any | None:
     """None if it is XLA's."""
     a, b = ctx.avals_in
-    if str(ctx.avals_out[0].dtype) in FP8_DTYPES:  # ours saturates, JAX's does not
+    if current().is_emulated or str(ctx.avals_out[0].dtype) in FP8_DTYPES:  # ours saturates, JAX's does not
         return None
     return _lowered(ctx, (lhs, rhs), of_dot_general(a.ndim, b.ndim, dimension_numbers), precision)
 
@@ -149,10 +150,12 @@ def _lowered(ctx: Any, operands: Sequence[Any], contraction: Contraction, precis
         "settings": settings,
     }
     problem = viewed(ctx.avals_in, **params)[1]
-    if settings.is_emulated or why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype):
-        return None
-    made = on_cuda(ctx, operands, params, moves=False)
-    return None if isinstance(made, Refused) else made
+    made: Any = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
+    made = on_cuda(ctx, operands, params, moves=False) if made is None else Refused(problem, made)
+    if not isinstance(made, Refused):
+        return made
+    note_refused(made)
+    return None
 
 
 def _stored_transposed(ctx: Any, operand: Any, permutation: tuple[int, ...]) -> Any | None:
@@ -185,4 +188,7 @@ def _stored_transposed(ctx: Any, operand: Any, permutation: tuple[int, ...]) -> 
     whole = ctx.avals_out[0].update(shape=(1, sizes[fast], sizes[slow]))
     own = ctx.replace(avals_in=avals, avals_out=[whole])
     made = _lowered(own, values[:2], Contraction(a_modes, b_modes, f"l{fast}{slow}"))
-    return None if made is None else [reshaped(made[0], ctx.avals_out[0].shape)]
+    if made is None:
+        return None
+    record.drop(attribute(call, "variant"))
+    return [reshaped(made[0], ctx.avals_out[0].shape)]

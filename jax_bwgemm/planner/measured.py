@@ -91,7 +91,9 @@ def shipped_path(arch: str) -> Path:
 
 def user_path(arch: str) -> Path:
     """In the directory that `JAX_BWGEMM_TABLES` names, else in the user's cache."""
-    return _user_path(arch, os.environ.get("JAX_BWGEMM_TABLES"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return _user_path(
+        arch, os.environ.get("JAX_BWGEMM_TABLES"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -243,7 +243,7 @@ def _load_cached(directory: pathlib.Path, mtime_ns: int) -> Manifest | str:
         return str(error)
 
 
-def _mtime_ns(path: str) -> int:
+def _mtime_ns(path: str | os.PathLike[str]) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

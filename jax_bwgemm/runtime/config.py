@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -74,6 +75,7 @@ class Config:
         return self.device or EMULATED_DEVICES.get(self.emulate)
 
 
+_INNER = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (os.path.dirname(__file__), jax.__file__))
 _override = jax.make_user_context(None)  # part of the key of jit caches: a block traces anew
 _reported: set[tuple[str, str]] = set()
 
@@ -132,14 +134,35 @@ def config(
         yield current()
 
 
-def report_fallback(policy: str, what: str, reason: str) -> None:
-    """Warns once per product and reason, raises `FallbackError`, or stays silent, as `policy` says."""
+def report_fallback(
+    policy: str, what: str, reason: str, where: tuple[str, int] | None = None, is_everywhere: bool = False
+) -> None:
+    """Warns once per product and reason, raises `FallbackError`, or stays silent, as `policy` says.
+
+    `where`: file and line of the user's, else those of the first caller outside of this package and JAX. What
+    `is_everywhere`, such as a process without CUDA, is said of the first product alone.
+    """
     message = f"XLA computes {what}: {reason}"
     if policy == "error":
         raise FallbackError(message)
-    if policy == "warn" and (what, reason) not in _reported:
-        _reported.add((what, reason))
-        warnings.warn(f'{message} (on_fallback="ignore" silences this)', FallbackWarning, stacklevel=2)
+    key = ("" if is_everywhere else what, reason)
+    if policy == "warn" and key not in _reported:
+        _reported.add(key)
+        rest = "; so it does all others here" if is_everywhere else ""
+        text = f'{message}{rest} (on_fallback="ignore" silences this)'
+        warnings.warn_explicit(text, FallbackWarning, *(where or _caller()))
+
+
+def _caller() -> tuple[str, int]:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is neither this package's nor JAX's."""
+    return not filename.startswith(_INNER)
 
 
 def forget_reported() -> None:

@@ -1,0 +1,110 @@
+"""What became of the products that this process has lowered: counted, logged, and listed for who asks.
+
+Knows no problem's meaning and no JAX.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+
+LOGGER = logging.getLogger("jax_bwgemm")  # the package's only one; silent until somebody configures logging
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One product of a lowered program. `kernel` is None if it is XLA's; `reason` says why, or why XLA has the
+    epilogue. `us` is the predicted or measured time of the kernel, with the passes that `notes` name; 0 for XLA's.
+    `where` is the user's line, "file:line"."""
+
+    problem: str
+    kernel: str | None = None
+    us: float = 0.0
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """How often each kernel was lowered, and each product that is XLA's, with its reason. A product in the body of a
+    loop, or of a function that is lowered once, counts once; compiling for another shape counts again."""
+
+    kernels: dict[str, int]
+    fallbacks: dict[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"{sum(self.kernels.values())} kernels lowered"]
+        lines += [f"  {num:4} {name}" for name, num in sorted(self.kernels.items())]
+        lines += [f"{sum(self.fallbacks.values())} products left to XLA"]
+        return "\n".join(lines + [f"  {num:4} {name}" for name, num in sorted(self.fallbacks.items())])
+
+
+_lock = threading.Lock()
+_kernels: collections.Counter[str] = collections.Counter()
+_fallbacks: collections.Counter[str] = collections.Counter()
+_listed: contextvars.ContextVar[list[Product] | None] = contextvars.ContextVar("listed", default=None)
+
+
+def note(product: Product) -> None:
+    with _lock:
+        if product.kernel is not None:
+            _kernels[product.kernel] += 1
+        else:
+            _fallbacks[f"{product.problem}: {product.reason}"] += 1
+    where = f" at {product.where}" if product.where else ""
+    LOGGER.debug("%s%s: %s", product.problem, where, product.kernel or f"XLA, {product.reason}")
+    if (listed := _listed.get()) is not None:
+        listed.append(product)
+
+
+def is_read() -> bool:
+    """Whether anybody reads more of a product than its count."""
+    return _listed.get() is not None or LOGGER.isEnabledFor(logging.DEBUG)
+
+
+def drop(kernel: str) -> None:
+    """The last product that `kernel` was noted for: another one took its place, and nobody reads its result."""
+    with _lock:
+        _kernels[kernel] -= 1
+    listed = _listed.get() or []
+    found = [i for i, product in enumerate(listed) if product.kernel == kernel]
+    if found:
+        del listed[found[-1]]
+
+
+@contextlib.contextmanager
+def listed() -> Iterator[list[Product]]:
+    """What this thread lowers in the block."""
+    products: list[Product] = []
+    token = _listed.set(products)
+    try:
+        yield products
+    finally:
+        _listed.reset(token)
+
+
+def stats(reset: bool = False) -> Stats:
+    """What became of the products that this process has lowered so far.
+
+    Args:
+      reset: whether to count from zero from now on.
+
+    Returns:
+      A `Stats`: print it. `kernels` counts each kernel by its name, `fallbacks` each "product: reason" of XLA's.
+
+    Example:
+      >>> jax_bwgemm.stats().kernels
+      {'sm_90a_bf16_bf16_bf16_knn_128x256x64_cta1_cluster2x1_identity': 14}
+    """
+    with _lock:
+        found = Stats(dict(+_kernels), dict(+_fallbacks))
+        if reset:
+            _kernels.clear()
+            _fallbacks.clear()
+    return found

@@ -1,0 +1,147 @@
+"""What is said of lowered products: warnings at the user's line, counts, the log, `explain` of a function."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from lowered import BF16, hlo, struct
+
+import jax_bwgemm
+from jax_bwgemm.runtime.config import FallbackWarning
+
+X = jnp.ones((8, 16), BF16)
+
+
+@pytest.fixture(autouse=True)
+def _from_zero() -> None:
+    jax_bwgemm.stats(reset=True)
+
+
+def line_of(text: str) -> int:
+    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()  # type: ignore[arg-type]
+    (found,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
+    return found
+
+
+def product(x: jax.Array) -> jax.Array:
+    return jax_bwgemm.matmul(x, x.T)  # the product
+
+
+def test_a_fallback_points_at_the_users_line() -> None:
+    """Where the product is, not where the function that has it is called or lowered; in a gradient, too."""
+    for f in (product, jax.jit(lambda x: product(x)), jax.grad(lambda x: product(x).astype(jnp.float32).sum())):
+        jax_bwgemm.runtime.config.forget_reported()
+        with pytest.warns(FallbackWarning, match="its kernels need CUDA, got cpu; so it does all others here") as found:
+            f(X)
+        assert [(x.filename, x.lineno) for x in found] == [(__file__, line_of("the product"))]
+
+
+def test_what_is_refused_before_tracing_points_there_too() -> None:
+    with pytest.warns(FallbackWarning, match="operands require") as found:
+        jax_bwgemm.matmul(X.astype("int32"), X.T)  # the refused
+    assert [(x.filename, x.lineno) for x in found] == [(__file__, line_of("the refused"))]
+
+
+def test_a_process_without_cuda_is_told_once() -> None:
+    with pytest.warns(FallbackWarning):
+        product(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        product(X[:4])
+    assert list(jax_bwgemm.stats().fallbacks.values()) == [1, 1]  # and counted nevertheless
+
+
+def test_stats(artifacts_dir: Path) -> None:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = jax_bwgemm.matmul(x, w, device="h200", on_fallback="ignore")
+        x = jax_bwgemm.matmul(x, w, device="h200", on_fallback="ignore")
+        return jax_bwgemm.matmul(x.astype("float32"), w, device="h200", on_fallback="ignore")
+
+    hlo(f, struct(512, 512), struct(512, 512))
+    found = jax_bwgemm.stats()
+    ((kernel, num),) = found.kernels.items()
+    assert kernel.startswith("sm_90a_bf16_bf16_bf16_knn") and num == 2
+    ((fallback, num),) = found.fallbacks.items()
+    assert "float32*bfloat16->float32" in fallback and "operands require" in fallback and num == 1
+    assert str(found).splitlines()[:2] == ["2 kernels lowered", f"     2 {kernel}"]
+    assert jax_bwgemm.stats(reset=True) == found
+    assert jax_bwgemm.stats() == jax_bwgemm.Stats({}, {})
+
+
+def test_the_log(artifacts_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="jax_bwgemm"):
+        hlo(lambda x: jax_bwgemm.matmul(x, x, device="h200"), struct(512, 512))  # the logged
+    (record,) = [record for record in caplog.records if record.name == "jax_bwgemm"]
+    where = f"test_record.py:{line_of('the logged')}"
+    assert record.getMessage().startswith("512x512x512 bfloat16*bfloat16->bfloat16") and where in record.getMessage()
+
+
+def test_explain_a_function(repacks_dir: Path) -> None:
+    """Each product with its line, its share, and what is moved; XLA's with the reason."""
+
+    def f(x: jax.Array, w: jax.Array, odd: jax.Array) -> jax.Array:
+        y = jax_bwgemm.matmul(x, w, activation="relu", on_fallback="error")  # the first
+        z = jax_bwgemm.matmul(x, odd)
+        return y.astype("float32").sum() + z.sum() + jax_bwgemm.matmul(w, x, alpha=0.5).sum()
+
+    operands = struct(4096, 1024), struct(1024, 4096), struct(1024, 1001)
+    found = jax_bwgemm.explain(f, *operands, device="h200")
+    assert [product.kernel is None for product in found.products] == [False, False, False]
+    assert found.products[1].notes == ("b padded",)
+    text = str(found)
+    assert text.startswith("products: 3, 3 of them by our kernels, predicted to take ")
+    assert all(f"test_record.py:{i}" in text for i in range(line_of("the first"), line_of("the first") + 3))
+    shares = [line.split(" us, ")[1].split(" %")[0] for line in text.splitlines()[1:]]
+    assert 98 <= sum(map(int, shares)) <= 102
+
+
+def test_explain_a_function_under_install(artifacts_dir: Path) -> None:
+    def f(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.einsum("bqhd,bkhd->bhqk", q, k).sum() + (q.reshape(-1, 128) @ k.reshape(-1, 128).T).sum()
+
+    x = struct(4, 256, 8, 128)
+    assert jax_bwgemm.explain(f, x, x, device="h200").products == ()
+    with jax_bwgemm.installed():
+        first, second = jax_bwgemm.explain(f, x, x, device="h200").products
+    assert first.kernel is None and "no kernel reads the operands as they lie" in (first.reason or "")
+    assert second.kernel is not None and "8192x8192x128" in second.problem
+
+
+def test_explain_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"of a function requires its arguments and `device` only, got \['tile'\]"):
+        jax_bwgemm.explain(product, X, tile="big")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="two arrays, or a function and its arguments, got 1 arrays"):
+        jax_bwgemm.explain(X)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_checkpoint_policies_know_our_products(name: str, activation: str | None) -> None:
+    """Two products forward and four backward; with JAX's policy both would be computed again."""
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = jax_bwgemm.matmul(x, w, activation=activation)
+        return jnp.sin(jax_bwgemm.matmul(x, w)).astype(jnp.float32).sum()
+
+    def num(policy: object) -> int:
+        f = jax.grad(jax.checkpoint(layer, policy=policy), (0, 1))  # type: ignore[arg-type]
+        return str(jax.make_jaxpr(f)(X[:, :8], X[:, :8])).count("matmul[")
+
+    ours, jaxs = getattr(jax_bwgemm.checkpoint_policies, name), getattr(jax.checkpoint_policies, name)
+    assert num(ours) == 6 < num(jaxs)
+
+
+def test_a_policy_without_batches_computes_these_again() -> None:
+    def scores(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.sin(jax_bwgemm.matmul(q, k.mT)).astype(jnp.float32).sum()
+
+    policy = jax_bwgemm.checkpoint_policies.dots_with_no_batch_dims_saveable
+    q = jnp.ones((4, 8, 16), BF16)
+    jaxpr = jax.make_jaxpr(jax.grad(jax.checkpoint(scores, policy=policy), (0, 1)))(q, q)
+    assert str(jaxpr).count("matmul[") == 4
