@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | lint | bench | build | gpu-check
+#   make demo | test | test-matrix | lint | bench | build | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench build gpu-check clean
+.PHONY: demo test test-matrix lint bench build gpu-check clean matrix-oldest matrix-newest
 
 demo: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
@@ -27,6 +27,27 @@ build: $(VENV)/build.stamp $(LIBRARY)
 
 test: $(VENV)/test.stamp build
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# What JAX sees, under the oldest and the newest that is supported: the newest JAX wants a newer Python, as in
+#   make test-matrix PYTHON_NEWEST=python3.13
+PYTHON_NEWEST ?= $(PYTHON)
+OLDEST_JAX := $(shell sed -n 's/^dependencies = \["jax>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+MATRIX_TESTS := $(addprefix tests/cpu/test_,partition.py install.py record.py transforms.py lowering.py \
+  lowering_epilogue.py lowering_fallback.py lowering_precision.py lowering_tf32.py dot_general.py dtypes.py \
+  shape_rules.py config.py explain.py) tests/emu/test_jax.py
+MATRIX_RUN = $(1) -m venv build/matrix/$@ && \
+  build/matrix/$@/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(2) numpy rich \
+  $$(sed -n 's/^  "\(\(hypothesis\|pytest\|pytest-xdist\)==.*\)",/\1/p' pyproject.toml) && \
+  OPENBLAS_NUM_THREADS=1 build/matrix/$@/bin/python -m pytest -n auto --dist worksteal $(MATRIX_TESTS)
+
+test-matrix: matrix-oldest
+	$(MAKE) matrix-newest
+
+matrix-oldest: build
+	$(call MATRIX_RUN,$(PYTHON),jax==$(OLDEST_JAX) jaxlib==$(OLDEST_JAX))
+
+matrix-newest: build
+	$(call MATRIX_RUN,$(PYTHON_NEWEST),jax jaxlib)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import FP8_DTYPES
+from jax_bwgemm.facts.recipe import ALIGN_BYTES
 from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p, product
 from jax_bwgemm.ops.reference import aligned, finish
 from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of
@@ -213,7 +214,7 @@ def _local(
     operands: Sequence[jax.Array], division: Division, mesh: Mapping[str, int], params: dict[str, Any]
 ) -> tuple[jax.Array, ...]:
     """The results of a device, of its shards."""
-    a, b, *extras = operands
+    a, b, *extras = map(_aligned, operands)
     params = params | {"out_sharding": None}
     if not division.summed:
         return fused_product(a, b, extras, **params)
@@ -225,6 +226,12 @@ def _local(
     if is_scaled:
         return finish(acc, Epilogue(), (), out_dtype) if acc.dtype != out_dtype else (acc,)
     return finish(acc.astype(jnp.float32), epilogue, aligned(extras, contraction), out_dtype)
+
+
+def _aligned(x: jax.Array) -> jax.Array:
+    """The partitioner may slice a shard out of a whole array, and hand over a pointer into it: where that starts
+    between two 16-byte units, no kernel can read it."""
+    return x if x.size * x.dtype.itemsize % ALIGN_BYTES == 0 else lax.optimization_barrier(x)
 
 
 def _sum_dtype(params: dict[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,6 +183,7 @@ def test_a_block_of_a_transformer() -> None:
 
 @pytest.mark.parametrize("module", ["dense", "attention"])
 def test_flax_needs_no_edit(module: str) -> None:
+    nn = pytest.importorskip("flax.linen")
     layers = {
         "dense": nn.Dense(1024, dtype=BF16),
         "attention": nn.MultiHeadDotProductAttention(num_heads=8, qkv_features=1024, dtype=BF16),
