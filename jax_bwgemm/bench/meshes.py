@@ -122,7 +122,7 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
     for row in rows():
         found.append(measured := measure(row, arch, rounds))
         print(line(measured), flush=True)
-    path = path or Path(__file__).parent / "results" / f"{arch.name}x{jax.device_count()}.json"
+    path = path or Path(__file__).parent / "results" / "meshes" / f"{arch.name}x{jax.device_count()}.json"
     content = {
         "machine": facts,
         "rounds": rounds,

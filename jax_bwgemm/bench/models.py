@@ -73,7 +73,7 @@ def main(rounds: int, path: Path | None, commit: str, blocks: Sequence[Block] = 
     if isinstance(arch, str):
         raise ValueError(f"`--models` requires a Hopper or Blackwell GPU, got none: {arch}")
     num = jax.device_count()
-    path = path or Path(__file__).parent / "results" / f"{arch.name}{f'x{num}' * (num > 1)}_models.json"
+    path = path or Path(__file__).parent / "results" / "models" / f"{arch.name}x{num}.json"
     content: dict[str, Any] = {"machine": machine.describe(commit), "gpus": num, "rounds": rounds, "rows": []}
     method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
     for block in blocks:

@@ -84,7 +84,6 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime(_DATE)
 
 
-@functools.lru_cache
 def shipped_path(arch: str) -> Path:
     return SHIPPED / f"{arch}.json"
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import jax
 
 from jax_bwgemm.facts.arch import ARCHS, by_name
+from jax_bwgemm.runtime import record
 
 POLICIES = ("warn", "ignore", "error")
 EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
@@ -137,11 +138,14 @@ def config(
 def report_fallback(
     policy: str, what: str, reason: str, where: tuple[str, int] | None = None, is_everywhere: bool = False
 ) -> None:
-    """Warns once per product and reason, raises `FallbackError`, or stays silent, as `policy` says.
+    """Warns once per product and reason, raises `FallbackError`, or stays silent, as `policy` says; silent also while
+    products are only listed.
 
     `where`: file and line of the user's, else those of the first caller outside of this package and JAX. What
     `is_everywhere`, such as a process without CUDA, is said of the first product alone.
     """
+    if record.is_listed():
+        return  # who asks is told, and nothing runs
     message = f"XLA computes {what}: {reason}"
     if policy == "error":
         raise FallbackError(message)

@@ -65,7 +65,12 @@ def note(product: Product) -> None:
 
 def is_read() -> bool:
     """Whether anybody reads more of a product than its count."""
-    return _listed.get() is not None or LOGGER.isEnabledFor(logging.DEBUG)
+    return is_listed() or LOGGER.isEnabledFor(logging.DEBUG)
+
+
+def is_listed() -> bool:
+    """Whether somebody lists what this thread lowers, to be told what would run."""
+    return _listed.get() is not None
 
 
 def drop(kernel: str) -> None:

@@ -50,7 +50,7 @@ def test_what_is_refused_before_tracing_points_there_too() -> None:
 
 def test_a_process_without_cuda_is_told_once() -> None:
     with pytest.warns(FallbackWarning):
-        product(X)
+        product(X[:3])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         product(X[:4])
@@ -86,7 +86,7 @@ def test_explain_a_function(repacks_dir: Path) -> None:
     """Each product with its line, its share, and what is moved; XLA's with the reason."""
 
     def f(x: jax.Array, w: jax.Array, odd: jax.Array) -> jax.Array:
-        y = jax_bwgemm.matmul(x, w, activation="relu", on_fallback="error")  # the first
+        y = jax_bwgemm.matmul(x, w, on_fallback="error")  # the first
         z = jax_bwgemm.matmul(x, odd)
         return y.astype("float32").sum() + z.sum() + jax_bwgemm.matmul(w, x, alpha=0.5).sum()
 
@@ -99,6 +99,13 @@ def test_explain_a_function(repacks_dir: Path) -> None:
     assert all(f"test_record.py:{i}" in text for i in range(line_of("the first"), line_of("the first") + 3))
     shares = [line.split(" us, ")[1].split(" %")[0] for line in text.splitlines()[1:]]
     assert 98 <= sum(map(int, shares)) <= 102
+
+
+def test_explain_of_a_function_raises_no_fallback(artifacts_dir: Path) -> None:
+    x = struct(512, 512, dtype="int32")
+    (found,) = jax_bwgemm.explain(lambda x: jax_bwgemm.matmul(x, x, on_fallback="error"), x, device="h200").products
+    assert found.kernel is None and "operands require" in (found.reason or "")
+    assert "XLA's, because operands require" in str(jax_bwgemm.explain(product, x, device="h200"))
 
 
 def test_explain_a_function_under_install(artifacts_dir: Path) -> None:
