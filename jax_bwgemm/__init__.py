@@ -1,6 +1,6 @@
 """GEMMs for JAX on Hopper and Blackwell GPUs. Imports no compiler, loads no driver and touches no device."""
 
-from jax_bwgemm import checkpoint_policies
+from jax_bwgemm import checkpoint_policies, export
 from jax_bwgemm._version import __version__
 from jax_bwgemm.autotune import TunedProduct, TuningReport, autotune
 from jax_bwgemm.dot_general import dot_general
@@ -31,6 +31,7 @@ __all__ = [
     "config",
     "dot_general",
     "explain",
+    "export",
     "install",
     "installed",
     "matmul",

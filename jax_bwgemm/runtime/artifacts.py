@@ -221,6 +221,12 @@ def _locate(name: str) -> tuple[pathlib.Path, Entry | RepackEntry] | str:
     return "; ".join(reasons)
 
 
+def sha256_of(name: str) -> str | None:
+    """Of the cubin `name` that `find` would find; None if there is none."""
+    found = _locate(name)
+    return None if isinstance(found, str) else found[1].cubin_sha256
+
+
 def verify(directory: str | os.PathLike[str]) -> list[str]:
     """One sentence for every cubin of the manifest that is missing or not what was built; raises `ManifestError`."""
     manifest = Manifest.load(directory)
