@@ -34,7 +34,7 @@ from jax_bwgemm.ops.origins import attribute, custom_call_before
 from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.ops.taking import reshaped
+from jax_bwgemm.ops.taking import reshape_aval, reshaped
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import current
 from jax_bwgemm.runtime.ffi import TARGET_NAME
@@ -182,10 +182,10 @@ def _stored_transposed(ctx: Any, operand: Any, permutation: tuple[int, ...]) -> 
         return None
     a_modes, b_modes = ("".join(dim[0] for dim in buffer.dims) for buffer in (a, b))
     avals = [
-        ctx.avals_in[0].update(shape=tuple(x.type.shape), dtype=jnp.dtype(y.dtype))
+        reshape_aval(ctx.avals_in[0], tuple(x.type.shape)).update(dtype=jnp.dtype(y.dtype))
         for x, y in zip(values, (a, b), strict=False)
     ]
-    whole = ctx.avals_out[0].update(shape=(1, sizes[fast], sizes[slow]))
+    whole = reshape_aval(ctx.avals_out[0], (1, sizes[fast], sizes[slow]))
     own = ctx.replace(avals_in=avals, avals_out=[whole])
     made = _lowered(own, values[:2], Contraction(a_modes, b_modes, f"l{fast}{slow}"))
     if made is None:

@@ -92,7 +92,7 @@ class Taker:
 
     def result_aval(self, aval: Any) -> Any:
         """A result's, as the kernel makes it."""
-        return _reshape_aval(aval, self._result_shape)
+        return reshape_aval(aval, self._result_shape)
 
     def give(self, value: Any, aval: Any) -> Any:
         """A kernel's result as the product's, whose aval is given."""
@@ -100,7 +100,7 @@ class Taker:
         if out == self.view.out:
             return reshaped(value, aval.shape)
         sizes = self._sizes
-        own = _reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
+        own = reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
         value = reshaped(value, own.shape)
         return self._as(value, own, self.view.out, out, aval.shape)[0]
 
@@ -120,11 +120,11 @@ class Taker:
             value, given = self._as(value, aval, modes, way.order, way.shape)
         else:
             source = None if way.is_given else self.sources[idx]
-            given = _reshape_aval(aval, way.shape)
+            given = reshape_aval(aval, way.shape)
             value = reshaped(source.value if source else value, way.shape)
         lying = _flipped(given) if route.transposes[i] else given
         *slow, contiguous = lying.shape
-        final = _reshape_aval(lying, (*slow, contiguous + route.padding(i)))
+        final = reshape_aval(lying, (*slow, contiguous + route.padding(i)))
         if route.transposes[i]:
             return repack(ctx, "transpose", value, given, final), final
         if route.padding(i):
@@ -133,7 +133,7 @@ class Taker:
 
     def _as(self, value: Any, aval: Any, modes: str, order: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """With its modes in `order`, repeated along those that it lacks, as `shape`; modes of size 1 may be missing."""
-        final, sizes = _reshape_aval(aval, shape), self._sizes
+        final, sizes = reshape_aval(aval, shape), self._sizes
         if "".join(mode for mode in modes if mode in order) == order:
             return reshaped(value, shape), final
 
@@ -145,7 +145,7 @@ class Taker:
             x = lax.broadcast_in_dim(x, [sizes[mode] for mode in order], [order.index(mode) for mode in found])
             return lax.reshape(x, shape)
 
-        return _emit(self.ctx, moved, value, _reshape_aval(aval, aval.shape), final), final
+        return _emit(self.ctx, moved, value, reshape_aval(aval, aval.shape), final), final
 
 
 def _flipped(aval: Any) -> Any:
@@ -162,12 +162,12 @@ def reshaped(value: Any, shape: tuple[int, ...]) -> Any:
 def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:
     """With zeros behind the contiguous dimension: by a repack, or by XLA where that is no pass of its own."""
     if not is_fusible(value, ctx.module_context.module.operation):
-        repacked = repack(ctx, "pad", value, _reshape_aval(aval, aval.shape), padded)
+        repacked = repack(ctx, "pad", value, reshape_aval(aval, aval.shape), padded)
         if repacked is not None:
             return repacked
     edges = [(0, 0, 0), (0, 0, 0), (0, padded.shape[2] - aval.shape[2], 0)]
     return _emit(
-        ctx, lambda x: lax.pad(x, jnp.zeros((), x.dtype), edges), value, _reshape_aval(aval, aval.shape), padded
+        ctx, lambda x: lax.pad(x, jnp.zeros((), x.dtype), edges), value, reshape_aval(aval, aval.shape), padded
     )
 
 
@@ -182,7 +182,7 @@ def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
     return value if step % TMA_ALIGN_BYTES == 0 else barrier(value)
 
 
-def _reshape_aval(aval: Any, shape: tuple[int, ...]) -> Any:
+def reshape_aval(aval: Any, shape: tuple[int, ...]) -> Any:
     """Unsharded, but on the same mesh, over whose manual axes it may vary."""
     if aval.sharding.mesh.empty:
         return aval.update(shape=shape)

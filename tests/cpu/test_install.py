@@ -238,6 +238,24 @@ def test_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     assert partition.why_not is lowering.why_not
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_of_one_device(axis_type: AxisType) -> None:
+    """As without one: nothing is divided."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(axis_type,))
+    with jax.set_mesh(mesh), jax_bwgemm.installed():
+        specs = P("x"), P(None, "x"), P("x")
+        operands = [
+            jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, P() if axis_type is AxisType.Explicit else s)
+            )
+            for x, s in zip(MLP, specs, strict=True)
+        ]
+        text = hlo(gradient(mlp, 3), *operands)
+        assert len(calls(text)) == 5 + 2 and "stablehlo.transpose" not in text  # two that nobody reads
+        text = hlo(lambda *x: jax_bwgemm.matmul(*x, on_fallback="error"), *operands[:2])
+        assert len(calls(text)) == 1
+
+
 def test_emulate_is_not_for_whole_models() -> None:
     with config(emulate="sm_90a"):
         assert not calls(lowered(mlp, *MLP))
