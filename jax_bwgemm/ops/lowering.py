@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.ops.origins import may_be_in_loop, users_line
+from jax_bwgemm.ops.origins import may_be_in_loop, named, users_line
 from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
@@ -187,8 +187,17 @@ def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Con
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
     own = taker.ctx.replace(avals_in=avals, avals_out=list(map(taker.result_aval, avals_out)))
-    results = emit(own, values, Decision(plan, attempt.entry))
+    with named(taker.ctx, _profiled_name(attempt)):
+        results = emit(own, values, Decision(plan, attempt.entry))
     return [taker.give(result, aval) for result, aval in zip(results, avals_out, strict=True)]
+
+
+def _profiled_name(attempt: Attempt) -> str:
+    """Problem and tile, of which the kernel's own symbol has no sizes."""
+    assert attempt.entry is not None  # the attempt has a kernel
+    p = attempt.route.problem
+    batch = f"{p.batch}x" if p.batch != 1 else ""
+    return f"gemm_{batch}{p.m}x{p.n}x{p.k}_{attempt.entry.variant.tile}"
 
 
 def _of_product(ctx: Any) -> Any:

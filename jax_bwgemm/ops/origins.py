@@ -124,6 +124,12 @@ def users_line() -> tuple[str, int] | None:
     return next(((name, int(line)) for name, line in lines if is_users(name)), None)
 
 
+def named(ctx: Any, name: str) -> Any:
+    """A context in which what is emitted has `name` behind that of its primitive, as profilers show it."""
+    path = "/".join(filter(None, (str(ctx.name_stack), ctx.primitive.name, name)))
+    return ir.Location.name(path, ir.Location.current)  # type: ignore[attr-defined]
+
+
 def may_be_in_loop() -> bool:
     """Whether what is emitted now may belong to the body of a loop. That is a function of its own: `closed_call` in
     jax 0.10, and in jax 0.11 one that is no part of the module yet, since it will be inlined, as some others are."""

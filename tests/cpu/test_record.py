@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import warnings
 from pathlib import Path
 
@@ -125,6 +126,28 @@ def test_explain_says_what_it_takes() -> None:
         jax_bwgemm.explain(product, X, tile="big")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="two arrays, or a function and its arguments, got 1 arrays"):
         jax_bwgemm.explain(X)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_profilers_are_told_problem_and_tile(artifacts_dir: Path, is_installed: bool) -> None:
+    """Behind the path that JAX gives an operation."""
+
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("layer"):
+            return x @ w if is_installed else jax_bwgemm.matmul(x, w)
+
+    def text() -> str:
+        lowered = jax.jit(f).trace(struct(3, 512, 256), struct(256, 1024)).lower(lowering_platforms=("cuda",))
+        return lowered.as_text("hlo", debug_info=True)
+
+    with jax_bwgemm.config(device="h200"):
+        if is_installed:
+            with jax_bwgemm.installed():
+                found = text()
+        else:
+            found = text()
+    name = "dot_general" if is_installed else "bwgemm_matmul"
+    assert re.search(f'op_name="jit\\(f\\)/layer/{name}/gemm_1536x1024x256_\\d+x\\d+x64_cta1_cluster', found)
 
 
 @pytest.mark.parametrize("name", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
