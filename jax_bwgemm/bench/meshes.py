@@ -129,6 +129,7 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
         "calls": timing.HOST_BATCH,
         "rows": [dataclasses.asdict(x) for x in found],
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
     return 0

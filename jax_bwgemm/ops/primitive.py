@@ -24,7 +24,7 @@ from jax_bwgemm.facts.epilogue import Apply, Epilogue, Input, chain, split, step
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.precision import is_algorithm
 from jax_bwgemm.ops.reference import aligned, finish, round_to
-from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying
+from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying, of_rank
 
 matmul_p = Primitive("bwgemm_matmul")
 fused_matmul_p = Primitive("bwgemm_fused_matmul")
@@ -36,7 +36,7 @@ def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
     Params: `contraction`, `out_dtype`, `epilogue` (a scale at most), `precision` (canonical), `tile` (None: the
     planner's), `out_sharding` (over explicit mesh axes; None: as the operands') and `settings` (a `Config`).
     """
-    return matmul_p.bind(*match_varying(a, b), **params)
+    return matmul_p.bind(*match_varying(a, b), **_whole(params))
 
 
 def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **params: Any) -> tuple[jax.Array, ...]:
@@ -47,7 +47,11 @@ def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **p
     """
     if is_linear(params["epilogue"]):
         return (product(a, b, **params),)
-    return tuple(fused_matmul_p.bind(*match_varying(a, b, *operands), **params))
+    return tuple(fused_matmul_p.bind(*match_varying(a, b, *operands), **_whole(params)))
+
+
+def _whole(params: dict[str, Any]) -> dict[str, Any]:
+    return params | {"out_sharding": of_rank(params["out_sharding"], len(params["contraction"].out))}
 
 
 def is_linear(epilogue: Epilogue) -> bool:

@@ -152,6 +152,13 @@ def explicit_sharding(aval: Any) -> NamedSharding | None:
     return aval.sharding if not mesh.empty and mesh._any_axis_explicit else None
 
 
+def of_rank(sharding: NamedSharding | None, rank: int) -> NamedSharding | None:
+    """With an entry for every dimension, of which a spec may leave out the last ones."""
+    if sharding is None or len(sharding.spec) == rank:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*_spec(sharding, rank)))
+
+
 def _spec(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
     return (*sharding.spec, *[None] * (rank - len(sharding.spec)))
 

@@ -247,6 +247,22 @@ def test_explicit_axes(name: str, of: Any) -> None:
         np.testing.assert_allclose(np.asarray(x, F32), np.asarray(y, F32), rtol=2.0**-6)
 
 
+@pytest.mark.parametrize("out", [P(), P("y"), P(None, "y"), P("y", None)], ids=str)
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_out_sharding_may_leave_out_the_last_dimensions(out: P, is_cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For our rule and for the fallback; under vmap, too."""
+    if not is_cuda:
+        monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cpu"])
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        a, b = (jax.device_put(z, s) for z, s in zip(arrays(A, B), (P(None, "x"), P("x")), strict=True))
+        stack = jax.device_put(arrays((3, *A))[0], P(None, None, "x"))
+        for f, x in ((lambda f: f, a), (lambda f: jax.vmap(f, (0, None)), stack)):
+            got, _ = compiled(f(functools.partial(ours, out_sharding=out)), [x, b])
+            want = jax.jit(f(functools.partial(jnp.matmul, out_sharding=out)))(x, b)
+            assert jax.typeof(got) == jax.typeof(want)
+            np.testing.assert_array_equal(got, want)
+
+
 def test_explicit_axes_of_einsum_and_dot_general() -> None:
     dot = functools.partial(jax_bwgemm.dot_general, **H200)
     with jax.set_mesh(mesh_of(AxisType.Explicit)):

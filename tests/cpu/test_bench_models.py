@@ -1,0 +1,80 @@
+"""`bench --meshes` and `bench --models` on CPU devices: their programs, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jax_bwgemm
+from jax_bwgemm.bench import meshes, models, timing
+from jax_bwgemm.facts.arch import ARCHS
+
+ROUNDS = timing.MIN_ROUNDS
+
+
+@pytest.fixture(autouse=True)
+def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name; its products are XLA's here, and no clock waits."""
+    quiet = functools.partial(jax_bwgemm.matmul)
+    ours = lambda *x, on_fallback, **settings: quiet(*x, on_fallback="ignore", **settings)  # noqa: E731
+    monkeypatch.setattr(jax_bwgemm, "matmul", ours)
+    for module in (meshes, models):
+        monkeypatch.setattr(module, "target_arch", lambda device: ARCHS["h200"])
+    monkeypatch.setattr(timing, "rest", lambda us: None)
+    monkeypatch.setattr(timing, "HOST_BATCH", 1)
+
+
+def test_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, size in {"M": 64, "N": 32, "K": 16, "F": 48}.items():
+        monkeypatch.setattr(meshes, name, size)
+    rows = [row for row in meshes.rows() if row.name in ("k-sharded", "tensor-parallel MLP", "n-sharded")]
+    monkeypatch.setattr(meshes, "rows", lambda: rows)
+    path = tmp_path / "new" / "h200x8.json"
+    assert meshes.main(ROUNDS, path, "") == 0
+    found = json.loads(path.read_text())
+    kinds = {row["name"].split(":")[0] for row in found["rows"]}
+    assert kinds == {"jit", "explicit", "shard_map"} and len(found["rows"]) == len(rows)
+    for row in found["rows"]:
+        assert row["ours"] == row["jnp"] and row["error"] < 0.05
+        assert row["ratio"] == pytest.approx(row["jnp_us"] / row["ours_us"])
+    assert "jit: k-sharded" in capsys.readouterr().out
+
+
+def test_meshes_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="`--meshes` requires two Hopper or Blackwell GPUs, got"):
+        meshes.main(ROUNDS, None, "")
+
+
+@pytest.mark.parametrize("num", [1, 8])
+def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
+    """The same losses whatever the flags, on one device and with the batch over eight."""
+    monkeypatch.setattr(jax, "device_count", lambda: num)
+    monkeypatch.setattr(models, "FLAG_SETS", {"default": {}, "no-triton": {}})  # a CPU knows no other
+    monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing.host_clock))
+    path = tmp_path / "new" / "h200.json"
+    assert models.main(ROUNDS, path, "", [models.Block(64, 96, 4, 8, 16, "einsum")]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert set(row["times_us"]) == {"ours", "ours, no-triton", "default", "no-triton"}
+    assert max(row["losses"].values()) == pytest.approx(min(row["losses"].values()), rel=1e-3)
+
+
+def test_models_want_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "target_arch", lambda device: "there is none")
+    with pytest.raises(ValueError, match="`--models` requires a Hopper or Blackwell GPU, got none: there is none"):
+        models.main(ROUNDS, None, "")
+
+
+def test_a_programs_kernels_are_counted() -> None:
+    class Program:
+        def as_text(self) -> Any:
+            line = 'custom-call(%a), custom_call_target="{}", backend_config={}\n'
+            ours = line.format("jax_bwgemm_matmul_v2", '{variant = "sm_90a_x"}')
+            return 2 * ours + line.format("__cublas$lt$matmul", "{}") + "%y = add(%x, %x)\n"
+
+    assert models.kernels(Program()) == {"__cublas$lt$matmul": 1, "sm_90a_x": 2}
