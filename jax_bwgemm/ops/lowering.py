@@ -95,8 +95,7 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
         where = users_line()
         settings, what = params["settings"], str(made.problem)
         report_fallback(settings.on_fallback, what, made.reason, where, made.is_everywhere)
-    is_cpu = platforms_of(ctx) == ["cpu"]
-    return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params, is_cpu=is_cpu)
+    return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
 def note_refused(refused: Refused) -> None:

@@ -38,16 +38,11 @@ def reference(
     epilogue: Epilogue,
     precision: Any = None,
     out_sharding: Any = None,
-    is_cpu: bool = False,
     **_: Any,
 ) -> tuple[jax.Array, ...]:
-    """The primitives' results, from their operands and params.
-
-    On a CPU sums are asked for in float32: else XLA:CPU (jax 0.12) has them in bfloat16 for some orders of dimensions.
-    """
+    """The primitives' results, from their operands and params."""
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
-    plain = (acc_dtype,) if is_cpu else (acc_dtype, a.dtype)
-    is_plain = epilogue.is_identity and out_dtype in plain and str(out_dtype) not in FP8_DTYPES
+    is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
     acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, precision, out_sharding)
     return (acc,) if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)
 
@@ -98,7 +93,8 @@ def _dot(
     a: jax.Array, b: jax.Array, contraction: Contraction, dtype: Any, precision: Any, out_sharding: Any
 ) -> jax.Array:
     """The operand of more free modes comes first, of as many that whose modes the result has first: XLA:CPU (jax 0.9 to
-    0.12) has no bfloat16 "km,kvn->mvn" and no "mn,nk->km" with float32 sums, but the same the other way round."""
+    0.12) has no bfloat16 "km,kvn->mvn" with float32 sums, and 0.12 sums "mn,nk->km" in bfloat16, but neither the other
+    way round."""
     other = Contraction(contraction.b, contraction.a, contraction.out)
     more = len(contraction.free_b) - len(contraction.free_a)
     if more > 0 or (more == 0 and other.dot_out == other.out != contraction.dot_out):
