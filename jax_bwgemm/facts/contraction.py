@@ -117,7 +117,5 @@ def of_matmul(a: Sequence[int], b: Sequence[int]) -> tuple[Contraction, tuple[in
     own_b = [mode for mode in of_b if not (sizes_b[mode] == 1 != sizes_a.get(mode, 1))]
     rows, cols = "m" if len(a) > 1 else "", "n" if len(b) > 1 else ""
     found = Contraction("".join(own_a) + rows + "k", "".join(own_b) + "k" + cols, "".join(letters) + rows + cols)
-    squeezed = (
-        tuple(i for i, mode in enumerate(modes) if mode not in own) for modes, own in ((of_a, own_a), (of_b, own_b))
-    )
-    return found, *squeezed  # type: ignore[return-value]
+    axes = [[i for i, mode in enumerate(modes) if mode not in own] for modes, own in ((of_a, own_a), (of_b, own_b))]
+    return found, tuple(axes[0]), tuple(axes[1])

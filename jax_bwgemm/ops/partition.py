@@ -25,7 +25,7 @@ from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.facts.recipe import ALIGN_BYTES
 from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p, product
 from jax_bwgemm.ops.reference import aligned, finish
-from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of
+from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of, whole_spec
 
 Axes = tuple[str, ...]
 Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
@@ -193,7 +193,7 @@ class _Partition:
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                return _local(operands, found, dict(mesh.shape), self.params)
+                return _local(operands, found, self.params)
 
         def sharding(modes: str, placement: Placement) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(placement[mode] or None for mode in modes)))
@@ -205,14 +205,12 @@ class _Partition:
 
 
 def _placement(modes: str, x: Any) -> Placement:
-    spec = (*x.sharding.spec, *[None] * (len(modes) - len(x.sharding.spec)))
+    spec = whole_spec(x.sharding, len(modes))
     axes = ((axis,) if isinstance(axis, str) else tuple(axis or ()) for axis in spec)
     return dict(zip(modes, axes, strict=True))
 
 
-def _local(
-    operands: Sequence[jax.Array], division: Division, mesh: Mapping[str, int], params: dict[str, Any]
-) -> tuple[jax.Array, ...]:
+def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, Any]) -> tuple[jax.Array, ...]:
     """The results of a device, of its shards."""
     a, b, *extras = map(_aligned, operands)
     params = params | {"out_sharding": None}

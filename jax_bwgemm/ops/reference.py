@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
+from jax_bwgemm.ops.shape_rules import reordered
 
 OPS: dict[str, Callable[..., jax.Array]] = {
     "add": lambda x, y: jnp.add(*_alike(x, y)),
@@ -101,8 +101,7 @@ def _dot(
         a, b, contraction = b, a, other
         precision = precision[::-1] if isinstance(precision, tuple) else precision
     if out_sharding is not None:
-        spec = dict(zip(contraction.out, out_sharding.spec, strict=True))
-        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*(spec[mode] for mode in contraction.dot_out)))
+        out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
     numbers = contraction.dimension_numbers()
     dot = lax.dot_general(a, b, numbers, precision, preferred_element_type=dtype, out_sharding=out_sharding)
     order = [contraction.dot_out.index(mode) for mode in contraction.out]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
@@ -126,15 +126,11 @@ def _result_sharding(a: Any, b: Any, contraction: Contraction, out_sharding: Any
     is_sharded = any(axis is not None for x in (a, b) for axis in x.sharding.spec)
     if out_sharding is None and not is_sharded:
         return NamedSharding(mesh, PartitionSpec(*[None] * len(contraction.out)))
-    wanted = None
-    if out_sharding is not None:
-        given = dict(zip(contraction.out, _spec(out_sharding, len(contraction.out)), strict=True))
-        wanted = NamedSharding(out_sharding.mesh, PartitionSpec(*(given[mode] for mode in contraction.dot_out)))
+    wanted = reordered(out_sharding, contraction.out, contraction.dot_out) if out_sharding is not None else None
     x, y = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in (a, b))
     numbers = contraction.dimension_numbers()
     dot = jax.eval_shape(lambda x, y: lax.dot_general(x, y, numbers, out_sharding=wanted), x, y)
-    found = dict(zip(contraction.dot_out, _spec(dot.sharding, len(contraction.out)), strict=True))
-    return NamedSharding(dot.sharding.mesh, PartitionSpec(*(found[mode] for mode in contraction.out)))
+    return reordered(dot.sharding, contraction.dot_out, contraction.out)
 
 
 def named(out_sharding: Any) -> NamedSharding | None:
@@ -149,17 +145,23 @@ def named(out_sharding: Any) -> NamedSharding | None:
 def explicit_sharding(aval: Any) -> NamedSharding | None:
     """Of an aval over explicit mesh axes; None where JAX wants none said."""
     mesh = aval.sharding.mesh
-    return aval.sharding if not mesh.empty and mesh._any_axis_explicit else None
+    return aval.sharding if AxisType.Explicit in mesh.axis_types else None
 
 
 def of_rank(sharding: NamedSharding | None, rank: int) -> NamedSharding | None:
     """With an entry for every dimension, of which a spec may leave out the last ones."""
     if sharding is None or len(sharding.spec) == rank:
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*_spec(sharding, rank)))
+    return NamedSharding(sharding.mesh, PartitionSpec(*whole_spec(sharding, rank)))
 
 
-def _spec(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
+def reordered(sharding: NamedSharding, modes: str, order: str) -> NamedSharding:
+    """Of an array of `modes`, when these stand in another order."""
+    spec = dict(zip(modes, whole_spec(sharding, len(modes)), strict=True))
+    return NamedSharding(sharding.mesh, PartitionSpec(*(spec[mode] for mode in order)))
+
+
+def whole_spec(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
     return (*sharding.spec, *[None] * (rank - len(sharding.spec)))
 
 

@@ -40,8 +40,8 @@ class Way:
 @dataclasses.dataclass(frozen=True)
 class View:
     """`rows` and `columns`: the ways of the two operands, the first that is taken, the second under the other major if
-    that can be had for nothing. `flips`: b has the rows. `out`: the modes of (l, m, n), and `extras` those of the
-    vectors of n. `fuses`: such vectors can be made of all that the epilogue adds."""
+    that can be had for nothing. `flips`: b has the rows. `out`: the modes of (l, m, n); `column_modes`: those of n.
+    `fuses`: all vectors that the epilogue reads can be made vectors of n."""
 
     m: int
     n: int
