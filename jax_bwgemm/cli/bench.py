@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
+    parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of --regret and --fit (default: %(default)s)")
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
@@ -67,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import models
 
         return models.main(args.rounds, args.json, args.commit)
+    if args.lowering:
+        from jax_bwgemm.bench import lowerings
+
+        return lowerings.main(args.rounds)
     return _measure(args)
 
 

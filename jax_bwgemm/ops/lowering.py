@@ -16,21 +16,23 @@ from jax.interpreters import mlir
 
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.ops.calls import custom_call
 from jax_bwgemm.ops.origins import may_be_in_loop, named, users_line
 from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
 from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
+from jax_bwgemm.ops.repeats import Emitted
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.ops.taking import Source, Taker, barrier, sources, whole_sources
+from jax_bwgemm.ops.taking import Sources, Taker, barrier, is_aligned, sources, whole_sources
 from jax_bwgemm.planner.views import View
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, alone, choose, expected
+from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, expected, state
 from jax_bwgemm.runtime.config import Config, report_fallback
 from jax_bwgemm.runtime.decision import Decision, register
-from jax_bwgemm.runtime.ffi import TARGET_NAME, as_hlo
+from jax_bwgemm.runtime.ffi import TARGET_NAME
 from jax_bwgemm.runtime.launch import request
 
 Emit = Callable[[Any, Sequence[Any], Decision], Any]
@@ -62,7 +64,7 @@ def platforms_of(ctx: Any) -> list[str]:
 def _matmul_xla_lowering(ctx: Any, platforms: list[str], *operands: Any, **params: Any) -> Any:
     """Every platform but CUDA."""
     if params["settings"].is_emulated:
-        return _or_fall_back(ctx, operands, params, by_kernel(ctx, operands, params, _emulation))
+        return _or_fall_back(ctx, operands, params, _by_emulated_kernel(ctx, operands, params))
     problem = viewed(ctx.avals_in, **params)[1]
     refused = Refused(problem, f"its kernels need CUDA, got {', '.join(platforms)}", is_everywhere=True)
     return _or_fall_back(ctx, operands, params, refused)
@@ -87,6 +89,15 @@ class Refused:
     is_everywhere: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The kernel that computes a product, how it sees the operands, and what these are transposes of."""
+
+    attempt: Attempt
+    view: View
+    before: Sources
+
+
 def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], made: Sequence[Any] | Refused) -> Any:
     if not isinstance(made, Refused):
         return made
@@ -107,7 +118,8 @@ def _where() -> str:
     return "" if line is None else f"{os.path.basename(line[0])}:{line[1]}"
 
 
-def _note_kernel(attempt: Attempt, view: View) -> None:
+def _note_kernel(choice: Choice) -> None:
+    attempt, view = choice.attempt, choice.view
     assert attempt.plan is not None and attempt.entry is not None  # it has a kernel
     if not record.is_read():
         record.note(record.Product("", attempt.entry.name))
@@ -128,27 +140,75 @@ def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bo
         view, asked = _asked(ctx, sources(operands, params["contraction"]), params)
         if view.moves:
             return Refused(asked.problem, "no kernel reads the operands as they lie, and XLA may not have to move them")
-    return _divided(ctx, operands, params) if is_divided(ctx) else by_kernel(ctx, operands, params, _custom_call)
+    return _divided(ctx, operands, params) if is_divided(ctx) else _by_custom_call(ctx, operands, params)
 
 
-def by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], emit: Emit) -> Sequence[Any] | Refused:
-    """`emit` makes the chosen kernel's call, of operands in the kernel's order."""
+def _by_custom_call(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
+    """Emitted anew, or as the same product was before in this module."""
     before = sources(operands, params["contraction"])
+    given, key = _deciding(ctx, operands, before, params)
+    known = ctx.module_context.cached_primitive_lowerings
+    if key in known:
+        choice, emitted = known[key]
+        _note_kernel(choice)
+        with named(ctx, _profiled_name(choice.attempt)):
+            return emitted.again(given)
+    choice = _chosen(ctx, before, params)
+    if isinstance(choice, Refused):
+        return choice
+    results = _by_kernel(ctx, operands, params, choice, _custom_call)
+    is_padded = any(choice.attempt.route.padding(i) for i in range(2))  # by whom depends on what made the operand
+    if not is_padded and (emitted := Emitted.of(given, results)):
+        known[key] = choice, emitted
+    return results
+
+
+def _deciding(ctx: Any, operands: Sequence[Any], before: Sources, params: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The values that a product is made of, and all else that says what is emitted, as a key."""
+    avals = [*ctx.avals_in, *(aval for aval, source in zip(ctx.avals_in, before, strict=False) if source)]
+    given = [*operands, *(source.value for source in before if source)]
+    values = tuple((value.type, is_aligned(ctx, value, aval)) for value, aval in zip(given, avals, strict=True))
+    modes = tuple(source and source.modes for source in before)
+    where = ctx.primitive, may_be_in_loop(), *ctx.avals_in, *ctx.avals_out
+    return given, ("jax_bwgemm", where, values, modes, *params.items())
+
+
+def _by_emulated_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
+    choice = _chosen(ctx, sources(operands, params["contraction"]), params)
+    return choice if isinstance(choice, Refused) else _by_kernel(ctx, operands, params, choice, _emulation)
+
+
+def _chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> Choice | Refused:
     view, asked = _asked(ctx, before, params)
     if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
         return Refused(asked.problem, reason)
-    attempt, settings = choose(asked), params["settings"]
+    attempt = choose(asked, _seen(ctx, asked))
     if attempt.entry is None:
         return Refused(attempt.route.problem, attempt.reason or "")
-    _note_kernel(attempt, view)
+    return Choice(attempt, view, before)
+
+
+def _seen(ctx: Any, asked: Asked) -> State:
+    """The files are looked at once a module."""
+    known, key = ctx.module_context.cached_primitive_lowerings, ("jax_bwgemm", asked.device, asked.is_emulated)
+    if key not in known:
+        known[key] = state(asked)
+    found: State = known[key]
+    return found
+
+
+def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice: Choice, emit: Emit) -> Sequence[Any]:
+    """`emit` makes the kernel's call, of operands in the kernel's order."""
+    _note_kernel(choice)
+    attempt, view = choice.attempt, choice.view
     is_fused = view.fuses and attempt.is_fused
     own, epilogue = (ctx, params["epilogue"]) if is_fused else (_of_product(ctx), Epilogue())
     contraction = params["contraction"] if is_fused else params["contraction"].product
-    results = _call(Taker(own, contraction, epilogue, view, before), operands, attempt, settings, emit)
+    results = _call(Taker(own, contraction, epilogue, view, choice.before), operands, attempt, params["settings"], emit)
     return results if is_fused else _finish(ctx, results, own.avals_out, operands[2:], params)
 
 
-def _asked(ctx: Any, before: tuple[Source | None, Source | None], params: dict[str, Any]) -> tuple[View, Asked]:
+def _asked(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, Asked]:
     """How a kernel sees the operands, and what is asked for them."""
     a_modes, b_modes = (source.modes if source else None for source in before)
     view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
@@ -221,7 +281,7 @@ def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     made, asked = request(decision.plan, decision.entry), len(ctx.avals_out)
     unread = [jax.core.ShapedArray(x.shape, jnp.dtype(x.dtype)) for x in made.results[asked:]]
     own = ctx.replace(avals_out=[*ctx.avals_out, *unread])
-    results = jax.ffi.ffi_lowering(TARGET_NAME)(own, *operands, **as_hlo(made.attributes))[:asked]
+    results = custom_call(own, TARGET_NAME, operands, made.attributes)[:asked]
     return results if _may_lie_anywhere(decision.entry) else list(map(barrier, results))
 
 

@@ -35,13 +35,13 @@ def before_transpose(value: Any) -> tuple[Any, tuple[int, ...]] | None:
     Seen through reshapes that add or drop dimensions of size 1 and, where the last two dimensions change places,
     through those of the leading ones.
     """
-    shape, op = list(value.type.shape), _defining_op(value)
+    shape, op = list(value.type.shape), defining_op(value)
     while op is not None and op.name in _LEADING_ONLY:
         value = op.operands[0]
         is_view = math.prod(value.type.shape) == math.prod(op.results[0].type.shape)
         if not is_view or (value.type.shape[-2:] != shape[-2:] and _no_units(value.type.shape) != _no_units(shape)):
             return None
-        op = _defining_op(value)
+        op = defining_op(value)
     if op is None or op.name != "stablehlo.transpose":
         return None
     order, rank = list(op.attributes["permutation"]), len(shape)
@@ -60,12 +60,12 @@ def before_transpose(value: Any) -> tuple[Any, tuple[int, ...]] | None:
 
 def custom_call_before(value: Any, target: str) -> Any | None:
     """The custom call of `target` whose first result `value` is, seen through reshapes and barriers; else None."""
-    op = _defining_op(value)
+    op = defining_op(value)
     while op is not None and op.name in ("stablehlo.reshape", "stablehlo.optimization_barrier"):
         if len(op.operands) != 1:
             return None
         value = op.operands[0]
-        op = _defining_op(value)
+        op = defining_op(value)
     if op is None or op.name != "stablehlo.custom_call" or op.attributes["call_target_name"].value != target:
         return None
     return op if value == op.results[0] else None
@@ -86,10 +86,10 @@ def is_fusible(value: Any, module: Any) -> bool:
     by moving elements. Else it lies in memory: an argument, what a product, a library, a loop or another device made,
     or a slice without a gap of one of these.
     """
-    op = _defining_op(value)
+    op = defining_op(value)
     while op is not None and (op.name == "func.call" or _keeps_order(op)):
         value = _result_in_callee(op, value, module) if op.name == "func.call" else op.operands[0]
-        op = _defining_op(value)
+        op = defining_op(value)
     return op is not None and (op.name.startswith("chlo.") or op.name.removeprefix("stablehlo.") in _FUSIBLE)
 
 
@@ -103,7 +103,7 @@ def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, 
     step = 0
     calls: list[Any] = []
     while True:
-        op = _defining_op(value)
+        op = defining_op(value)
         if op is None and calls:
             value = calls.pop().operands[value.arg_number]
         elif op is None:
@@ -112,7 +112,7 @@ def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, 
             calls.append(op)
             value = _result_in_callee(op, value, module)
         elif op.name in ("stablehlo.reshape", *_SLICES):
-            step = math.gcd(step, _offset_step_bytes(op, item_bytes))
+            step = math.gcd(step, _offset_step_bytes(op, item_bytes) if op.name in _SLICES else 0)
             value = op.operands[0]
         else:
             return step
@@ -154,13 +154,12 @@ def _handed_step_bytes(argument: Any, item_bytes: int, module: Any, seen: tuple[
 
 
 def _offset_step_bytes(op: Any, item_bytes: int) -> int:
-    """What divides the offset of a slice in its operand; 0 for a reshape."""
+    """What divides the offset of a slice in its operand."""
     shape = op.operands[0].type.shape
     strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
     if op.name == "stablehlo.slice":
         return sum(start * stride for start, stride in zip(op.attributes["start_indices"], strides, strict=True))
-    moving = _moving(strides, shape, op.results[0].type.shape) if op.name == "stablehlo.dynamic_slice" else []
-    return math.gcd(*moving)
+    return math.gcd(*_moving(strides, shape, op.results[0].type.shape))
 
 
 def _functions(module: Any) -> Iterator[Any]:
@@ -213,6 +212,6 @@ def _moving(strides: Sequence[int], shape: Sequence[int], sliced: Sequence[int])
     return [stride for stride, size, part in zip(strides, shape, sliced, strict=True) if size != part]
 
 
-def _defining_op(value: Any) -> Any | None:
+def defining_op(value: Any) -> Any | None:
     """The operation whose result `value` is; None for an argument of the enclosing function."""
     return getattr(value.owner, "operation", None)

@@ -54,6 +54,7 @@ def _whole(params: dict[str, Any]) -> dict[str, Any]:
     return params | {"out_sharding": of_rank(params["out_sharding"], len(params["contraction"].out))}
 
 
+@functools.lru_cache(maxsize=1024)
 def is_linear(epilogue: Epilogue) -> bool:
     """Whether it is a scale, or nothing."""
     return epilogue in (Epilogue(), chain(alpha=dict(epilogue.scalars).get("alpha", 1.0)))

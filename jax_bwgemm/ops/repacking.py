@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from jax.interpreters import mlir
 
 from jax_bwgemm.facts.recipe import Attribute
 from jax_bwgemm.facts.repack import Shape
+from jax_bwgemm.ops.calls import custom_call
 from jax_bwgemm.runtime.artifacts import RepackEntry
 from jax_bwgemm.runtime.decision import find_repack
-from jax_bwgemm.runtime.ffi import REPACK_NAME, as_hlo
+from jax_bwgemm.runtime.ffi import REPACK_NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Repacker:
         own = ctx.replace(avals_in=[aval], avals_out=[out_aval])
         if self.is_emulated:
             return _emulation(own, value, entry)
-        said = as_hlo(attributes(entry, out_aval.shape, self.pdl))
-        (result,) = jax.ffi.ffi_lowering(REPACK_NAME)(own, value, **said)
+        (result,) = custom_call(own, REPACK_NAME, [value], attributes(entry, out_aval.shape, self.pdl))
         return result
 
 

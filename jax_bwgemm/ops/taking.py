@@ -38,8 +38,10 @@ class Source:
     modes: str
 
 
-def sources(operands: Sequence[Any], contraction: Contraction) -> tuple[Source | None, Source | None]:
-    """Of a and b."""
+Sources = tuple[Source | None, Source | None]  # of a and b
+
+
+def sources(operands: Sequence[Any], contraction: Contraction) -> Sources:
     a, b = (_source(x, modes) for x, modes in zip(operands[:2], contraction.operands[:2], strict=True))
     return a, b
 
@@ -77,7 +79,7 @@ class Taker:
     contraction: Contraction
     epilogue: Epilogue
     view: View
-    sources: tuple[Source | None, Source | None]
+    sources: Sources
 
     def take(self, route: Route, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
         """(values, avals) of the kernel's operands, the way that `route` says."""
@@ -176,14 +178,20 @@ def barrier(value: Any) -> Any:
     return stablehlo.optimization_barrier([value])  # type: ignore[attr-defined]
 
 
+def is_aligned(ctx: Any, value: Any, aval: Any) -> bool:
+    """Whether no slice, or none that may start between two 16-byte units: there TMA cannot read it."""
+    return slice_step_bytes(value, aval.dtype.itemsize, ctx.module_context.module.operation) % TMA_ALIGN_BYTES == 0
+
+
 def _aligned(ctx: Any, value: Any, aval: Any) -> Any:
-    """A slice that may start between two 16-byte units is copied: TMA cannot read it where it is."""
-    step = slice_step_bytes(value, aval.dtype.itemsize, ctx.module_context.module.operation)
-    return value if step % TMA_ALIGN_BYTES == 0 else barrier(value)
+    """Copied where it is not."""
+    return value if is_aligned(ctx, value, aval) else barrier(value)
 
 
 def reshape_aval(aval: Any, shape: tuple[int, ...]) -> Any:
     """Unsharded, but on the same mesh, over whose manual axes it may vary."""
+    if aval.shape == shape and aval.sharding.mesh.empty:
+        return aval
     if aval.sharding.mesh.empty:
         return aval.update(shape=shape)
     return aval.update(shape=shape, sharding=NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(shape))))

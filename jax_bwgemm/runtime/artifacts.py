@@ -47,13 +47,18 @@ class Entry:
     cubin_sha256: str
     source_sha256: str
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         return self.variant.name
 
+    @functools.cached_property
+    def texts(self) -> dict[str, str]:
+        """The recipe's, which every custom call says."""
+        return self.recipe.texts()
+
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and texts; the variant's fields stand beside the entry's own."""
-        fields = dataclasses.asdict(self) | {"recipe": self.recipe.texts(), "variant": self.variant.to_json()}
+        fields = dataclasses.asdict(self) | {"recipe": self.texts, "variant": self.variant.to_json()}
         return {"name": self.name} | fields.pop("variant") | fields
 
     @classmethod

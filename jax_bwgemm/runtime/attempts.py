@@ -35,6 +35,8 @@ CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faste
 XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists, which XLA's kernels are about as fast as (README's
 # table); and two launches more, since its times for small products differ by as much between processes
 
+State = tuple[Arch | str, tuple[object, ...]]
+
 _asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.ContextVar("asked", default=None)
 
 
@@ -79,12 +81,12 @@ class Ladder:
     illegal: str | None = None
 
 
-def choose(asked: Asked) -> Attempt:
-    """The first attempt whose kernel is there, or can be compiled now; else XLA's.
+def choose(asked: Asked, seen: State | None = None) -> Attempt:
+    """The first attempt whose kernel is there, or can be compiled now; else XLA's. `seen`: what `state` gave before.
 
     ValueError if the user's tile can compute the product in no way.
     """
-    found, refusals = ladder(asked), []
+    found, refusals = _ladder(asked, *(seen or state(asked))), []
     _note(asked, found)
     for attempt in found.attempts:
         made = _built(attempt) if attempt.is_missing else attempt
@@ -94,7 +96,7 @@ def choose(asked: Asked) -> Attempt:
         if made.entry is None and found.illegal is not None:
             raise ValueError(found.illegal)
         reason = "; ".join(filter(None, (made.reason, *refusals[:1])))
-        return dataclasses.replace(made, reason=reason or None)
+        return dataclasses.replace(made, reason=reason) if refusals else made
     raise AssertionError("a ladder ends with XLA")
 
 
@@ -110,7 +112,7 @@ def expected(asked: Asked) -> Attempt:
 
 def ladder(asked: Asked) -> Ladder:
     """All attempts, the cheapest first; kept until the artifacts, the tables or the library change."""
-    return _ladder(asked, *_state(asked))
+    return _ladder(asked, *state(asked))
 
 
 def forget() -> None:
@@ -142,7 +144,7 @@ def _note(asked: Asked, found: Ladder) -> None:
         noted += [(problem, arch) for problem in found.considered]
 
 
-def _state(asked: Asked) -> tuple[Arch | str, tuple[object, ...]]:
+def state(asked: Asked) -> State:
     """The device, and what else an answer depends on: it changes with a build, a tuning or an installation."""
     arch = target_arch(asked.device)
     tables = measured.state(arch.name) if isinstance(arch, Arch) else ()
@@ -150,7 +152,7 @@ def _state(asked: Asked) -> tuple[Arch | str, tuple[object, ...]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _ladder(asked: Asked, arch: Arch | str, state: tuple[object, ...]) -> Ladder:
+def _ladder(asked: Asked, arch: Arch | str, files: tuple[object, ...]) -> Ladder:
     if isinstance(arch, str):
         return Ladder((Attempt(Route(asked.problem), reason=arch),))
     if reason := why_not_asked(asked.problem):

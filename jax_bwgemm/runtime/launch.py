@@ -70,7 +70,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "a_l2": plan.a_l2,
         "b_l2": plan.b_l2,
         **dict(plan.problem.epilogue.scalars),
-        **entry.recipe.texts(),
+        **entry.texts,
     }
 
 

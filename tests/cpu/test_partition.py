@@ -60,7 +60,7 @@ def compiled(
 ) -> tuple[Any, list[str]]:
     """What it returns, and its collectives. The local products fall back to XLA's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "choose", lambda asked: Attempt(Route(asked.problem), reason="this is a CPU"))
+        patch.setattr(lowering, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
         program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
     if reductions is not None:
         reductions += [line for line in program.as_text().splitlines() if "all-reduce(" in line]
