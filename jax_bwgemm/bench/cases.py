@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import re
 
 from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
@@ -59,6 +60,7 @@ DEFAULT = (
     "8192x14336x4096:swiglu",
 )
 MAX_ROTATION = 32
+LARGEST, LEAST_FLOPS = 16384, 1e6  # of random products
 _LONG = {short: long for long, short in DTYPE_SHORT.items()}
 _PATTERN = re.compile(
     r"(?:([1-9]\d*)\*)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)"
@@ -154,6 +156,19 @@ class Case:
 
     def _stack(self, matrix: tuple[int, int]) -> tuple[int, ...]:
         return (self.batch, *matrix) if self.batch > 1 else matrix
+
+
+def random_cases(num: int, seed: int) -> list[Case]:
+    """`num` different plain products in bfloat16 that nobody chose: m, n and k log-uniform in 1..LARGEST, all forms
+    alike, of at least LEAST_FLOPS. Of two in three, all sizes are multiples of 8."""
+    rng, found = random.Random(seed), dict[Case, None]()
+    while len(found) < num:
+        step = 1 if len(found) % 3 == 2 else 8
+        m, n, k = (-(-round(2 ** rng.uniform(0, math.log2(LARGEST))) // step) * step for _ in range(3))
+        case = Case(m, n, k, form=rng.choice(FORMS))
+        if case.flops >= LEAST_FLOPS:
+            found[case] = None
+    return list(found)
 
 
 def rotation(case: Case, l2_bytes: int) -> int:

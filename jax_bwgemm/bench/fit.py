@@ -43,6 +43,8 @@ PARAMETERS = {
     "clock_idle_ghz": (1.98, 6),
     "clock_slope_ghz": (0.01, 4),
     "l2_read_bytes_per_clk": (20, 90),
+    "half_span": (1, 4),
+    "quarter_span": (1, 6),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm

@@ -84,7 +84,9 @@ def summary_line(result: Result) -> str:
     found, peers = summary(result.rows), asked(result)
     means, end = [f"{found.to_default:.3f} to default"], "."
     if _has_best(peers):
-        means, end = [*means, f"{found.to_best:.3f} to best"], f"; {found.behind_best} below {BEHIND} to best."
+        least = min(result.rows, key=lambda row: row.to_best)
+        means = [*means, f"{found.to_best:.3f} to best"]
+        end = f"; {found.behind_best} below {BEHIND} to best, the least {least.to_best:.3f} ({least.shape})."
     if to_pallas := [row.to_pallas for row in result.rows if row.to_pallas is not None]:
         of = "" if len(to_pallas) == found.rows else f" (of {len(to_pallas)})"
         means.append(f"{statistics.geometric_mean(to_pallas):.3f} to Pallas{of}")

@@ -12,6 +12,7 @@ SUSTAINED_SHAPES = ("8192x8192x8192", "8192x14336x4096")  # and a layer of an ML
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = "[BATCH*]MxNxK[:FORM][:DTYPE][->DTYPE][:EPILOGUE]"
     parser.add_argument("--shapes", nargs="+", metavar=shape, help="default: a fixed list")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="random products, which nobody tuned")
     parser.add_argument(
         "--peers",
         default="default,cublaslt,no-triton",
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of --regret and --fit (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of --random, --regret and --fit (default: %(default)s)")
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
 
@@ -90,11 +91,13 @@ def _render(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace) -> int:
     from jax_bwgemm.bench import peers, report, table
     from jax_bwgemm.bench import run as bench
-    from jax_bwgemm.bench.cases import DEFAULT, Case
+    from jax_bwgemm.bench.cases import DEFAULT, Case, random_cases
 
+    drawn = map(str, random_cases(args.random, args.seed)) if args.random else ()
+    shapes = (*(args.shapes or ()), *drawn) or DEFAULT
     sustained_shapes = args.sustained_shapes if args.sustained else ()
     settings = bench.Settings(
-        cases=[Case.from_str(text) for text in dict.fromkeys((*(args.shapes or DEFAULT), *sustained_shapes))],
+        cases=[Case.from_str(text) for text in dict.fromkeys((*shapes, *sustained_shapes))],
         peers=peers.parse(args.peers),
         rounds=args.rounds,
         seconds=args.seconds,
@@ -106,7 +109,8 @@ def _measure(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import plots  # now, not after minutes of measuring, is matplotlib missed
 
     def path_of(result: report.Result) -> Path:
-        return args.json or bench.RESULTS / f"{result.arch}.json"
+        name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
+        return args.json or bench.RESULTS / f"{name}.json"
 
     result = bench.measure(settings, lambda result: report.save(result, path_of(result)))
     table.show(result)

@@ -46,6 +46,8 @@ class Constants:
     special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
     drain_cycles: float = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's
     # 128x256; assumed
+    half_span: float = 1.0  # times as long as one of 128 bytes MMAs read an n-major operand swizzled by 64
+    quarter_span: float = 1.0  # and by 32
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 
@@ -64,6 +66,8 @@ HOPPER_CONSTANTS = Constants(
     thread_store_cycles=0.061,  # of our own stores, 16 bytes each
     commit_cycles=0.0,  # wgmmas have none
     commit_pair_cycles=0.0,
+    half_span=1.9,  # of 96, 160 or 224 columns
+    quarter_span=3.1,  # of 80, 112, 144, 176 or 208
 )  # all fitted, H200
 
 BLACKWELL_CONSTANTS = Constants(

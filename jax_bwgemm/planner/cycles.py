@@ -7,7 +7,15 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, num_tiles
 from jax_bwgemm.facts.padding import is_torn
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import WARPS_PER_WARPGROUP, Tile, column_halves, store_rows, storing_warps
+from jax_bwgemm.facts.tile import (
+    SWIZZLE_BYTES,
+    WARPS_PER_WARPGROUP,
+    Tile,
+    column_halves,
+    load_box,
+    store_rows,
+    storing_warps,
+)
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
 INSTRUCTIONS_PER_CLK = 128  # float32 operations of an SM, CUDA C++ guide, arithmetic instructions
@@ -31,24 +39,31 @@ def memory_bytes_per_clk(arch: Arch) -> float:
     return arch.memory_tb_per_s * 1e3 / arch.clock_ghz
 
 
-def mma_interval(tile: Tile, arch: Arch) -> float:
+def b_span_bytes(tile: Tile, problem: Problem) -> int:
+    """Of a row of B in shared memory, as it is swizzled: less than whole for an n-major B whose columns ask for it."""
+    return load_box(tile, "b", problem.b_major, problem.a_dtype)[0] * DTYPE_BYTES[problem.a_dtype]
+
+
+def mma_interval(tile: Tile, arch: Arch, b_span: int = SWIZZLE_BYTES) -> float:
     """Tensor core cycles of one MMA, which covers 32 bytes of k, or of those that lie side by side in a tile: the
     multiplier's rate, or reading the operands.
 
     The rates: wgmma m64nN takes N/2 cycles (measured on an H200); tcgen05.mma N/2, but N/4 with 128 rows over a pair
     (published, B200). A CTA's tensor cores read its rows of A and its columns of B from shared memory, which gives the
     published 32 + N/4 (1-CTA), 32 + N/8 and 16 + N/8 (2-CTA), and the H200's knee at N = 64. For 64 rows on one
-    Blackwell CTA only N/2 is published; the operands' term is below it from N = 64 on.
+    Blackwell CTA only N/2 is published; the operands' term is below it from N = 64 on. `b_span`: what `b_span_bytes`
+    says; the narrower, the longer B takes to be read.
     """
     rows = store_rows(tile, arch.target)
     side_by_side = tile.mma_m // (rows * tile.cta_group)
-    operands = (rows + tile.load_n) * MMA_K_BYTES / arch.constants.smem_bytes_per_clk
+    b_rows = tile.load_n * {64: arch.constants.half_span, 32: arch.constants.quarter_span}.get(b_span, 1.0)
+    operands = (rows + b_rows) * MMA_K_BYTES / arch.constants.smem_bytes_per_clk
     return side_by_side * max(tile.mma_n / (2 * column_halves(tile)), operands)
 
 
-def mma_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
+def mma_cycles(tile: Tile, in_bytes: int, arch: Arch, b_span: int = SWIZZLE_BYTES) -> float:
     """Tensor core cycles of one k step of one CTA (or CTA pair)."""
-    return tile.num_accs * mma_interval(tile, arch) * tile.k_tile * in_bytes / MMA_K_BYTES
+    return tile.num_accs * mma_interval(tile, arch, b_span) * tile.k_tile * in_bytes / MMA_K_BYTES
 
 
 def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:
@@ -67,7 +82,7 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
 
 def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:
     """One k step at the device's highest clock, its tensor cores beside the L2 cache."""
-    mma = mma_cycles(tile, DTYPE_BYTES[problem.a_dtype], arch)
+    mma = mma_cycles(tile, DTYPE_BYTES[problem.a_dtype], arch, b_span_bytes(tile, problem))
     return overlapped(mma, fill_cycles(tile, problem, arch, sharing), arch.constants.overlap)
 
 

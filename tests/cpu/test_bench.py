@@ -19,7 +19,17 @@ from bench_results import H200, RESULT
 import jax_bwgemm
 from jax_bwgemm.bench import accuracy, machine, pallas, peers, products, programs, render, report, sustained, timing
 from jax_bwgemm.bench import run as bench
-from jax_bwgemm.bench.cases import DEFAULT, EPILOGUES, FORMS, MAX_ROTATION, Case, rotation
+from jax_bwgemm.bench.cases import (
+    DEFAULT,
+    EPILOGUES,
+    FORMS,
+    LARGEST,
+    LEAST_FLOPS,
+    MAX_ROTATION,
+    Case,
+    random_cases,
+    rotation,
+)
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.epilogue import chain
@@ -34,6 +44,21 @@ def test_the_default_list_is_what_it_was_meant_to_be() -> None:
 @pytest.mark.parametrize("text", [*DEFAULT, "3*8x16x32:tn", "8x8x8->f32", "8x8x8:s8->s32", "8x8x8:nt:f16->f32:bias"])
 def test_a_case_is_its_text(text: str) -> None:
     assert str(Case.from_str(text)) == text
+
+
+def test_random_cases() -> None:
+    cases = random_cases(150, seed=3)
+    assert len(set(cases)) == 150 and cases == random_cases(150, seed=3) and cases[:50] == random_cases(50, seed=3)
+    assert cases != random_cases(150, seed=4)
+    sizes = [(case.m, case.n, case.k) for case in cases]
+    aligned = [all(size % 8 == 0 for size in own) for own in sizes]
+    assert all(is_aligned for i, is_aligned in enumerate(aligned) if i % 3 != 2)
+    assert sum(aligned) < 110  # of those of any size, few are so by chance
+    assert all(1 <= size <= LARGEST for own in sizes for size in own)
+    assert all(case.flops >= LEAST_FLOPS and case.dtype == "bfloat16" and not case.epilogue for case in cases)
+    assert {case.form for case in cases} == set(FORMS)
+    small = sum(case.m <= 64 for case in cases)
+    assert 30 <= small <= 75  # log-uniform, but for products that are too small: below 3 in 7
 
 
 def test_every_case_has_a_text() -> None:
@@ -416,6 +441,6 @@ def test_the_command_writes_shows_and_draws(
     assert settings.sustained_cases == [Case(8192, 8192, 8192), Case(8192, 14336, 4096)]
     assert report.load(tmp_path / "r.json") == RESULT and (tmp_path / "roofline.png").exists()
     shown = capsys.readouterr().out
-    assert "19.0 (no-triton)" in shown and "1 below 0.97 to best." in shown
+    assert "19.0 (no-triton)" in shown and "1 below 0.97 to best, the least " in shown
     assert main(["bench", "--json", str(tmp_path / "r.json")]) == 1
     assert len(asked[1].cases) == 34 and asked[1].peers == tuple(peers.FLAG_SETS) and not asked[1].sustained_cases
