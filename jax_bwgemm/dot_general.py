@@ -61,10 +61,7 @@ def dot_general(
     settings = resolve(on_fallback, device, emulate)
     result = _result(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    plain: dict[str, Any] = {"alpha": 1.0, "bias": None, "activation": None, "residual": None}
-    params = checked_params(
-        lhs, rhs, out_dtype=result.dtype, **plain, tile=tile, precision=precision, out_sharding=out_sharding
-    )
+    params = checked_params(lhs, rhs, out_dtype=result.dtype, tile=tile, precision=precision, out_sharding=out_sharding)
     contraction = of_dot_general(lhs.ndim, rhs.ndim, dimension_numbers)
     problem = viewed((lhs, rhs), contraction=contraction, **params)[1]
     if reason := why_not_ours(problem, params["precision"]):

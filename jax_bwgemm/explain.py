@@ -155,20 +155,15 @@ def _explain_matmul(
     a: Any,
     b: Any,
     *,
-    out_dtype: Any = None,
-    alpha: float = 1.0,
     bias: Any = None,
-    activation: str | None = None,
     residual: Any = None,
-    precision: Any = None,
-    tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    **chosen: Any,
 ) -> Explanation:
     matmul_shape(a.shape, b.shape)
-    steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
-    params = checked_params(a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision)
+    params = checked_params(a, b, bias=bias, residual=residual, **chosen)
     problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)
     if reason := why_not_ours(problem, params["precision"]):
         return Explanation(problem, reason=reason)

@@ -44,6 +44,10 @@ PARAMETERS = {
     "clock_slope_ghz": (0.01, 4),
     "l2_read_bytes_per_clk": (20, 90),
     "half_span": (1, 4),
+    "line_cycles": (0.1, 20),
+    "turn_cycles": (10, 5000),
+    "drain_cycles": (50, 5000),
+    "store_bytes_per_clk": (8, 128),
     "quarter_span": (1, 6),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15

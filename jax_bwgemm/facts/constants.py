@@ -48,6 +48,8 @@ class Constants:
     # 128x256; assumed
     half_span: float = 1.0  # times as long as one of 128 bytes MMAs read an n-major operand swizzled by 64
     quarter_span: float = 1.0  # and by 32
+    line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
+    turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 
@@ -66,6 +68,8 @@ HOPPER_CONSTANTS = Constants(
     thread_store_cycles=0.061,  # of our own stores, 16 bytes each
     commit_cycles=0.0,  # wgmmas have none
     commit_pair_cycles=0.0,
+    line_cycles=2.0,
+    turn_cycles=100.0,
     half_span=1.9,  # of 96, 160 or 224 columns
     quarter_span=3.1,  # of 80, 112, 144, 176 or 208
 )  # all fitted, H200

@@ -49,6 +49,23 @@ def wave_shape(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True
     return rows, max(1.0, min(tiles_n, wave / rows))
 
 
+def readers(tile: Tile, problem: Problem, arch: Arch) -> tuple[float, float]:
+    """Clusters that read the same box of a, and of b, at the same time."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    rows, cols = wave_shape(tile, problem, arch)
+    wave = concurrent_clusters(tile, arch)
+    return min(tiles_n, wave / rows), min(tiles_m, wave / cols)
+
+
+def inside(tile: Tile, problem: Problem) -> tuple[float, float]:
+    """The share of all tiles' rows, and of their columns, that are rows and columns of the problem."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    return (
+        problem.m / (tiles_m * tile.cluster_m * tile.cta_m),
+        problem.n / (tiles_n * tile.cluster_n * tile.mma_n),
+    )
+
+
 def fill_parts(tile: Tile, in_bytes: int) -> tuple[float, float]:
     """Bytes of a and b that one k step of one CTA reads from L2: a multicast operand counts once for the CTAs that
     share it."""

@@ -134,6 +134,13 @@ def _note_kernel(choice: Choice) -> None:
     record.note(made)
 
 
+def _note_whole(likely: Attempt) -> None:
+    assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
+    notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
+    name = likely.plan.variant.name
+    record.note(record.Product(str(likely.route.problem), name, likely.us, None, notes, _where()))
+
+
 def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bool = True) -> Sequence[Any] | Refused:
     """Our kernels' results; without `moves`, only of operands that they can read as they lie."""
     if not moves:
@@ -229,6 +236,8 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     likely = expected(asked)
     if likely.entry is None and not likely.is_missing:
         return Refused(likely.route.problem, likely.reason or "")
+    if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
+        _note_whole(likely)
     ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)
     is_given = [choice[int(other)].is_given for choice, other in ways]
     taken = [

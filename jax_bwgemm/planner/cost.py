@@ -182,9 +182,9 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     waves, last = waves_and_rest(tile, problem, arch, step, schedule.stream)
     if schedule.defers_store:
         shown = epilogue_cycles(tile, 0, arch) + gate  # the rounding
-        return start + waves * max(main + shown, epilogue) + last + epilogue
+        return start + waves * (max(main + shown, epilogue) + c.turn_cycles) + last + epilogue
     refill = 0.0 if schedule.loads_run_ahead else latency
-    return start + waves * (main + epilogue + refill) + last + epilogue
+    return start + waves * (main + epilogue + refill + c.turn_cycles) + last + epilogue
 
 
 def _step_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:

@@ -4,7 +4,7 @@ Puts none together: that is `streams`' and `cost`'s. The numbers are the arch's 
 from __future__ import annotations
 
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, num_tiles
+from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, inside, num_tiles, readers
 from jax_bwgemm.facts.padding import is_torn
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import (
@@ -70,14 +70,17 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
     """L2 cycles of one k step of one CTA, at the device's highest clock; `sharing` clusters divide tiles along k.
 
     The CTAs at work share what all SMs get out of the L2 cache, until one has all that it can take. A row of a load
-    that does not start on a line of 128 bytes lies in one more.
+    that does not start on a line of 128 bytes lies in one more; one beyond the operand's edge is not read. Nor is a
+    line sooner there than all who want it at the same time have had it, one after the other.
     """
     c, clusters = arch.constants, max(num_tiles(tile, problem), sharing)
     ctas = min(concurrent_clusters(tile, arch), clusters) * tile.cluster_ctas
     rate = min(c.l2_alone_bytes_per_clk, c.l2_read_bytes_per_clk * arch.num_sms / ctas)
     a, b = fill_parts(tile, DTYPE_BYTES[problem.a_dtype])
+    inside_a, inside_b = inside(tile, problem)
     torn_a, torn_b = (c.torn_lines if is_torn(problem, x) else 1.0 for x in "ab")
-    return (a * torn_a + b * torn_b) / rate
+    read = (a * inside_a * torn_a + b * inside_b * torn_b) / rate
+    return max(read, c.line_cycles * max(readers(tile, problem, arch)))
 
 
 def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:

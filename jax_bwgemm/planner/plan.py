@@ -10,7 +10,7 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner.cost import Cost, cost
@@ -22,6 +22,8 @@ TIE = 1.03  # closer predictions than this say nothing: the model's own error is
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
+
+SWAPPED_ROWS = 512  # of products of more, the swapped one was the fastest in few of 750 on an H200, and by little
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 
@@ -83,17 +85,21 @@ class Plan:
 
 
 def candidates(
-    problem: Problem, arch: Arch, shipped: TileLists = SHIPPED_TILES, narrow: TileLists = NARROW_TILES
+    problem: Problem,
+    arch: Arch,
+    shipped: TileLists = SHIPPED_TILES,
+    narrow: TileLists = NARROW_TILES,
+    swapped: TileLists = SWAPPED_TILES,
 ) -> tuple[Candidate, ...]:
-    """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; and narrow ones
-    for its few columns, or for its transpose, if that is `is_swappable`."""
+    """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
+    its few columns; and, if it `is_swappable`, for its transpose, narrow ones for few rows and others for more."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     tiles = (tile for tile in shipped[family] if tile.promoted == needs_promotion(problem, arch))
     pairs = [(tile, swaps) for tile in tiles]
     if problem.n <= FEW and not swaps:
         pairs += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
     if is_swappable(problem):
-        pairs += [(tile, True) for tile in narrow[family]]
+        pairs += [(tile, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
     return tuple(
         Candidate(
             dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
@@ -103,9 +109,9 @@ def candidates(
 
 
 def is_swappable(problem: Problem) -> bool:
-    """Whether C^T = B^T A^T is worth a look, with the few rows as an MMA's columns. An n-major b whose result TMA
-    cannot store has to be padded or transposed anyhow."""
-    return problem.m <= FEW and (is_tma_storable(problem) or problem.b_major == "k")
+    """Whether C^T = B^T A^T is worth a look, with the rows as an MMA's columns. An n-major b whose result TMA cannot
+    store has to be padded or transposed anyhow."""
+    return problem.m <= SWAPPED_ROWS and (is_tma_storable(problem) or problem.b_major == "k")
 
 
 def plan(

@@ -52,6 +52,10 @@ _listed: contextvars.ContextVar[list[Product] | None] = contextvars.ContextVar("
 
 
 def note(product: Product) -> None:
+    """Counted and logged, or else listed: what is listed does not run."""
+    if (listed := _listed.get()) is not None:
+        listed.append(product)
+        return
     with _lock:
         if product.kernel is not None:
             _kernels[product.kernel] += 1
@@ -59,8 +63,6 @@ def note(product: Product) -> None:
             _fallbacks[f"{product.problem}: {product.reason}"] += 1
     where = f" at {product.where}" if product.where else ""
     LOGGER.debug("%s%s: %s", product.problem, where, product.kernel or f"XLA, {product.reason}")
-    if (listed := _listed.get()) is not None:
-        listed.append(product)
 
 
 def is_read() -> bool:
@@ -75,9 +77,10 @@ def is_listed() -> bool:
 
 def drop(kernel: str) -> None:
     """The last product that `kernel` was noted for: another one took its place, and nobody reads its result."""
-    with _lock:
-        _kernels[kernel] -= 1
-    listed = _listed.get() or []
+    if (listed := _listed.get()) is None:
+        with _lock:
+            _kernels[kernel] -= 1
+        return
     found = [i for i, product in enumerate(listed) if product.kernel == kernel]
     if found:
         del listed[found[-1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ ROUNDS = timing.MIN_ROUNDS
 @pytest.fixture(autouse=True)
 def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name; its products are XLA's here, and no clock waits."""
-    quiet = functools.partial(jax_bwgemm.matmul)
+    quiet = jax_bwgemm.matmul
     ours = lambda *x, on_fallback, **settings: quiet(*x, on_fallback="ignore", **settings)  # noqa: E731
     monkeypatch.setattr(jax_bwgemm, "matmul", ours)
     for module in (meshes, models):

@@ -150,8 +150,8 @@ def test_a_gradient_of_two_sharded_sums_is_one_reduction() -> None:
     np.testing.assert_allclose(*(np.asarray(z[1], np.float64) for z in (got, want)), rtol=2.0**-6)
 
 
-@pytest.mark.parametrize(("out", "specs"), [(P("x"), "m"), (P(None, "x"), "n")])
-def test_a_result_wanted_on_ks_axis_is_scattered(out: P, specs: str) -> None:
+@pytest.mark.parametrize("out", [P("x"), P(None, "x")], ids=["m", "n"])
+def test_a_result_wanted_on_ks_axis_is_scattered(out: P) -> None:
     """Not two gathers; where jnp reduces and slices, of which XLA makes the same on GPUs."""
     mesh = mesh_of(AxisType.Auto)
     placed = (P(None, "x"), P("x"))
@@ -236,7 +236,7 @@ EXPLICIT: dict[str, tuple[Any, Sequence[tuple[int, ...]], Sequence[P]]] = {
 def test_explicit_axes(name: str, of: Any) -> None:
     """Values, types with their shardings, and collectives are jnp's; where these differ there are fewer."""
     made, shapes, specs = EXPLICIT[name]
-    with jax.set_mesh(mesh_of(AxisType.Explicit)) as _:
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
         operands = [jax.device_put(z, s) for z, s in zip(arrays(*shapes), specs, strict=True)]
         got, found = compiled(of(made(ours)), operands)
         want, theirs = compiled(of(made(jnp.matmul)), operands)
@@ -414,3 +414,29 @@ def test_sizes_that_do_not_divide(specs: Sequence[P]) -> None:
 
     got, _ = compiled(functools.partial(f, ours), [a, b])
     np.testing.assert_array_equal(got, (a + 1) @ (b + 1))
+
+
+def test_explain_lists_the_whole_products() -> None:
+    """Their parts are lowered when XLA compiles, and `explain` compiles nothing."""
+    mesh = mesh_of(AxisType.Auto)
+    a, b = (
+        jax.ShapeDtypeStruct(shape, BF16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((4096, 1024), P("x")), ((1024, 2048), P(None, "y")))
+    )
+    jax_bwgemm.stats(reset=True)
+    found = jax_bwgemm.explain(grad(jax_bwgemm.matmul), a, b, device="h200")
+    assert [product.problem.partition(" ")[0] for product in found.products] == [
+        "4096x2048x1024",
+        "1024x2048x4096",
+        "4096x1024x2048",
+    ]
+    assert all(product.kernel and "divided over the mesh" in product.notes[0] for product in found.products)
+    assert jax_bwgemm.stats() == jax_bwgemm.Stats({}, {})  # nothing runs
+
+
+def test_an_error_of_a_part_is_its_sentence() -> None:
+    """XLA asks for the parts while it compiles; what is raised there comes back as JAX's own error."""
+    mesh = mesh_of(AxisType.Auto)
+    operands = [jax.device_put(x, NamedSharding(mesh, P("x"))) for x in arrays(A, B)]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="FallbackError: XLA computes .*: this is a CPU"):
+        compiled(lambda a, b: jax_bwgemm.matmul(a, b, device="h200", on_fallback="error"), operands)

@@ -175,8 +175,9 @@ def test_of_matmul() -> None:
     }
     for (a, b), (text, squeezed_a, squeezed_b) in cases.items():
         assert of_matmul(a, b) == (contraction(text), squeezed_a, squeezed_b)
-        shapes = np.zeros(a), np.zeros(b)
-        assert math.prod(np.matmul(*shapes).shape) == np.matmul(*shapes).size
+        x, y = (np.arange(math.prod(shape)).reshape(shape) for shape in (a, b))
+        got = np.einsum(text, np.squeeze(x, squeezed_a), np.squeeze(y, squeezed_b))
+        np.testing.assert_array_equal(got, np.matmul(x, y))
 
 
 def test_of_dot_general_and_back() -> None:

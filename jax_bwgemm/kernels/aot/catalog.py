@@ -16,6 +16,7 @@ from jax_bwgemm.facts.shipped import (
     HOPPER_PROMOTED,
     NARROW_TILES,
     SHIPPED_TILES,
+    SWAPPED_TILES,
 )
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant, why_not_variant
@@ -103,6 +104,11 @@ HOPPER_NARROW_ODD = (
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
 
+def _few_rows(family: str) -> tuple[Tile, ...]:
+    """And more, of the transposed product."""
+    return tuple(dict.fromkeys((*NARROW_TILES[family], *SWAPPED_TILES[family])))
+
+
 def _few_columns(family: str) -> tuple[Tile, ...]:
     return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])
 
@@ -113,7 +119,7 @@ ROWS = {
         Row(HOPPER_FURTHER, SAME[:1]),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
-        Row(NARROW_TILES["hopper"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE, RELU, GELU, SILU), c_major="m"),
         Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
         Row(_few_columns("hopper"), BF16_ONLY),
@@ -147,7 +153,7 @@ ROWS = {
     "blackwell": (
         Row(BLACKWELL_BASE, HALF),
         Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
-        Row(NARROW_TILES["blackwell"], BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row(_few_columns("blackwell"), BF16_ONLY),
         Row(MULTICAST, BF16_ONLY, FORWARD),
