@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 
 from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
-from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Input, steps
+from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Epilogue, Input, steps
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import (
@@ -34,6 +37,24 @@ def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
         or why_not_tile(tile, problem, arch)
         or why_not_sizes(problem)
     )
+
+
+def why_not_anyhow(tile: Tile, problem: Problem, archs: Iterable[Arch]) -> str | None:
+    """None if `tile` computes `problem` on one of `archs` in some way: with operands of any majors, swapped or not, the
+    epilogue in the kernel or behind a float32 product; else why not as it stands, on each."""
+    reasons: dict[str, list[str]] = {}
+    for arch in archs:
+        if any(why_not(tile, way, arch) is None for way in _ways(problem)):
+            return None
+        reasons.setdefault(why_not(tile, problem, arch) or "", []).append(arch.name)
+    return "; ".join(f"on {', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+def _ways(problem: Problem) -> Iterable[Problem]:
+    alone = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    for asked, a_major, b_major in itertools.product((problem, alone), A_MAJORS, B_MAJORS):
+        own = dataclasses.replace(asked, a_major=a_major, b_major=b_major)
+        yield from (own, own.transposed)
 
 
 def why_not_dtypes(problem: Problem) -> str | None:
