@@ -186,7 +186,7 @@ def checked_params(
         check_bias(bias, a.shape, b.shape)
     if residual is not None:
         check_residual(residual, matmul_shape(a.shape, b.shape))
-    tile = Tile.from_str(tile) if isinstance(tile, str) else tile
+    tile = tile if tile is None or isinstance(tile, Tile) else Tile.from_str(tile)
     epilogue = chain(_scale(alpha), bias is not None, activation, residual is not None)
     return {
         "out_dtype": dtype,

@@ -100,7 +100,7 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 4, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 5, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
@@ -292,9 +292,9 @@ def test_the_next_directory_is_tried(file, damage, directory, second, monkeypatc
     assert isinstance(reason, str) and str(directory / file) in reason and artifacts.REMEDY in reason
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "damaged"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_so_it_is_for_ptx(damage, directory, second):
-    DAMAGES[damage](directory / f"{NAME}.{artifacts.PTX}")
+    damage(directory / f"{NAME}.{artifacts.PTX}")
     assert artifacts.find(VARIANT, artifacts.PTX) == fake_entry(VARIANT)
     assert artifacts.find_ptx(VARIANT) == second / f"{NAME}.{artifacts.PTX}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from fractions import Fraction
@@ -153,3 +154,82 @@ def test_xla_is_asked_for_float32_sums_by_a_precision_that_it_knows():
 def test_out_sharding():
     with pytest.raises(TypeError, match="`out_sharding` requires a `NamedSharding` or a `PartitionSpec`, got 3"):
         matmul(out_sharding=3)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Tile)])
+def test_a_tile_has_the_types_of_its_fields(name):
+    """64.0 equals 64 and has its hash: one such tile would be found for all others in every cache."""
+    is_flag = isinstance(getattr(Tile(64, 64), name), bool)
+    wrong = (1, 0, None, "True", np.True_) if is_flag else (64.0, True, "64", None, 0, -64, np.int64(64), 2.5)
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"`{name}` of a tile requires .*, got {re.escape(repr(value))}"):
+            dataclasses.replace(Tile(64, 64), **{name: value})
+
+
+def test_no_tile_poisons_another():
+    with pytest.raises(ValueError, match="`mma_m` of a tile requires an int of at least 1, got 64.0"):
+        jax_bwgemm.explain(X, X, tile=Tile(64.0, 64.0), device="h200")
+    text = str(jax_bwgemm.explain(X, X, tile=Tile(64, 64), device="h200"))
+    assert "64x64x64_cta1_cluster1x1" in text and "64.0" not in text
+
+
+@pytest.mark.parametrize(
+    ("tile", "error", "sentence"),
+    [
+        ("128x256x64_cta0_cluster2x1", ValueError, "`cta_group` of a tile requires an int of at least 1, got 0"),
+        ("0x256x64_cta1_cluster2x1", ValueError, "`mma_m` of a tile requires an int of at least 1, got 0"),
+        ("128x256x64_acc0_cta1_cluster2x1", ValueError, "`num_accs` of a tile requires an int of at least 1, got 0"),
+        ("128x256x64_cta1_cluster0x1", ValueError, "`cluster_m` of a tile requires an int of at least 1, got 0"),
+        ("128x256x64_cta1_cluster1x1x0", ValueError, "`cluster_k` of a tile requires an int of at least 1, got 0"),
+        ("١28x256x64_cta1_cluster2x1", ValueError, "`tile` requires the form '128x256x64_cta1_cluster2x1', got '١28x"),
+        ("", ValueError, "`tile` requires the form '128x256x64_cta1_cluster2x1', got ''"),
+        (5, TypeError, "`tile` requires a `Tile` or its name, got 5"),
+        (0, TypeError, "`tile` requires a `Tile` or its name, got 0"),
+        ([Tile(64, 64)], TypeError, r"`tile` requires a `Tile` or its name, got \[Tile\("),
+    ],
+)
+def test_what_is_no_tile(tile, error, sentence):
+    calls = (matmul, dot_general, lambda **kw: jax_bwgemm.explain(X, X, **kw))
+    for call in calls:
+        with pytest.raises(error, match=sentence):
+            call(tile=tile, device="h200")
+    if not isinstance(tile, str):
+        with pytest.raises(TypeError, match=sentence):
+            Tile.from_str(tile)
+
+
+def test_no_text_is_no_tile():
+    with pytest.raises(TypeError, match="`tile` requires a `Tile` or its name, got None"):
+        Tile.from_str(None)
+
+
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [("H200", "h200"), ("gh200", "h200"), ("gb200", "b200"), ("GB300", "b300"), ("NVIDIA H100 80GB HBM3", "h100"),
+     (["h200"], "h200"), ({"h200": 1}, "h200"), ("a100", None), (b"", None), (90, None)],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_device(device, meant):
+    sentence = f"`device` requires one of h100, h200, b200, b300, got {re.escape(repr(device))}"
+    for call in (matmul, dot_general, lambda **kw: jax_bwgemm.explain(X, X, **kw)):
+        with pytest.raises(ValueError, match=sentence + (f": pass '{meant}'$" if meant else "$")):
+            call(device=device)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "mb"),
+    [("int16", None, 0.02458), ("complex64", None, 0.0983), ("bool", None, 0.01229), ("float32", "int16", 0.04096),
+     ("uint32", None, 0.04915), ("int4", None, 0.01229), ("float8_e4m3b11fnuz", "float16", 0.01638)],
+)  # fmt: skip
+def test_what_no_kernel_takes_is_explained(dtype, out_dtype, mb):
+    x = jax.ShapeDtypeStruct((64, 64), dtype)
+    text = str(jax_bwgemm.explain(x, x, out_dtype=out_dtype, device="h200"))
+    assert f" {dtype}*{dtype}->{out_dtype or dtype} " in text and f" {mb:.4g} MB)" in text
+    assert "runs XLA's dot_general, because" in text
+    assert matmul(jnp.ones((4, 4), dtype), jnp.ones((4, 4), dtype), out_dtype=out_dtype).shape == (4, 4)
+
+
+def test_float64_is_explained():
+    x = jax.ShapeDtypeStruct((64, 64), np.dtype("float64"))
+    with jax.enable_x64(True):
+        assert "float64*float64->float64" in str(jax_bwgemm.explain(x, x, device="h200"))
