@@ -102,9 +102,10 @@ def matmul(
       An array of `jnp.matmul`'s shape.
 
     Raises:
-      ValueError: shapes that do not fit, operands that need an `out_dtype`, a `precision` that lax does not know, a
-        `tile` that cannot compute the problem, or `emulate` on CUDA.
-      TypeError: an operand that is no array, or an `alpha` that is no number.
+      ValueError: shapes that do not fit, operands that need an `out_dtype`, complex numbers for a real result, a
+        `precision` that lax does not know, a `tile` that cannot compute the problem on the `device` (or on any, where
+        that is open), or `emulate` on CUDA.
+      TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
     Example:
@@ -118,6 +119,8 @@ def matmul(
     params = checked_params(
         a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
     )
+    for name, x in (("a", a), ("b", b)):
+        check_real(name, x, params["out_dtype"])
     static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
@@ -179,12 +182,11 @@ def checked_params(
 ) -> dict[str, Any]:
     """The primitive's params that the caller chooses, or an error that quotes the argument."""
     dtype = result_dtype(a.dtype, b.dtype, out_dtype)
-    for name, x in (("a", a), ("b", b), ("bias", bias), ("residual", residual)):
-        if x is not None:
-            check_real(name, x, dtype)
     if bias is not None:
+        check_real("bias", bias, dtype)
         check_bias(bias, a.shape, b.shape)
     if residual is not None:
+        check_real("residual", residual, dtype)
         check_residual(residual, matmul_shape(a.shape, b.shape))
     tile = tile if tile is None or isinstance(tile, Tile) else Tile.from_str(tile)
     epilogue = chain(_scale(alpha), bias is not None, activation, residual is not None)

@@ -78,6 +78,7 @@ def test_an_imaginary_part_is_not_lost(name):
         matmul(**{name: x.tolist()})
     with pytest.raises(ValueError, match="`a` requires real numbers for a result of float32, got complex64"):
         matmul(1j * complex_x, complex_x, out_dtype=jnp.float32)
+    assert dot_general(1j * complex_x, complex_x, preferred_element_type=jnp.float32).dtype == "float32"  # lax's own
 
 
 @pytest.mark.parametrize("product", [matmul, dot_general])
