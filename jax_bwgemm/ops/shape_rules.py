@@ -66,16 +66,14 @@ def is_array(x: Any) -> bool:
     return has_aval or isinstance(x, numbers.Number)
 
 
-def check_real(name: str, x: Any, dtype: Any) -> None:
+def check_real(name: str, x: Any, dtype: np.dtype) -> None:
     """An array of a caller's loses no imaginary part on its way to a result of `dtype`."""
     if not is_array(x):
         raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     given = x.dtype if hasattr(x, "dtype") else jnp.asarray(x).dtype
-    if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ValueError(
-            f"`{name}` requires real numbers for a result of {jnp.dtype(dtype)}, got {given}: "
-            "pass its real part, or a complex `out_dtype`"
-        )
+    if given.kind == "c" != dtype.kind:
+        rule = f"real numbers for a result of {dtype}"
+        raise ValueError(f"`{name}` requires {rule}, got {given}: pass its real part, or a complex `out_dtype`")
 
 
 def check_bias(bias: Any, a: Shape, b: Shape) -> None:
