@@ -18,7 +18,7 @@ from jax_bwgemm.facts.legality import MAX_CLUSTER_TILES, MAX_MATRIX_BYTES, why_n
 from jax_bwgemm.facts.padding import padded_shape
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, Problem
 from jax_bwgemm.facts.recipe import leaf_bytes
-from jax_bwgemm.facts.tile import INT32_MAX, Tile
+from jax_bwgemm.facts.tile import INT32_MAX, Tile, k_tile
 from jax_bwgemm.kernels.aot.refusals import lay_out
 from jax_bwgemm.planner.plan import Plan, candidates, plan
 from jax_bwgemm.runtime import ffi
@@ -96,6 +96,30 @@ def test_what_the_planner_accepts_is_launched(problem: Problem, arch: Arch) -> N
             strict=True,
         ):
             assert size <= tiles * span <= INT32_MAX  # as a kernel counts its tiles, in int32
+
+
+POWERS = st.sampled_from([1, 1, 1, 2, 4, 8, 16])
+TILES = st.builds(
+    Tile,
+    st.sampled_from([64, 128, 192, 256]),
+    st.integers(1, 16).map(lambda n: 16 * n),
+    st.sampled_from([32, 64, 128]),
+    cta_group=st.sampled_from([1, 2]),
+    cluster_m=POWERS,
+    cluster_n=POWERS,
+    cluster_k=POWERS,
+    num_accs=st.sampled_from([1, 1, 2]),
+    pingpong=st.booleans(),
+    stream_k=st.booleans(),
+)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())), tile=TILES)
+def test_so_is_any_tile_of_the_users(problem: Problem, arch: Arch, tile: Tile) -> None:
+    tile = dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype))
+    if why_not(tile, problem, arch) is None:
+        assert launch(plan(problem, arch, tile)).num_cluster_tiles == num_tiles(tile, problem)
 
 
 FP8 = ("float8_e4m3fn",) * 2

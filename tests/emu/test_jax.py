@@ -423,7 +423,9 @@ def test_missing_library_falls_back(
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b"no ptx"), gzip.compress(b"\xff")], ids=["gzip", "ptx", "text"]
+    "content",
+    [b"no gzip", gzip.compress(b"no ptx"), gzip.compress(b"\xff"), gzip.compress(b"ptx " * 99)[:12] + b"\xff" * 20],
+    ids=["gzip", "ptx", "text", "stream"],
 )
 def test_damaged_ptx_is_named(own_artifacts: pathlib.Path, content: bytes) -> None:
     """Damaged, the next directory is asked and then XLA; built like that, it is a fault of the build."""
