@@ -195,13 +195,14 @@ void CubinCache::SetDirectories(std::vector<std::string> directories) {
 Status CubinCache::Find(const KernelSpec& spec, Kernel** kernel) {
   JBW_RETURN_IF_ERROR(CheckNames(spec));
   std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<Kernel>& cached = kernels_[Key(spec)];
-  if (!cached) {
+  const std::string key = Key(spec);
+  auto cached = kernels_.find(key);
+  if (cached == kernels_.end()) {
     std::string cubin;
     JBW_RETURN_IF_ERROR(Read(spec, &cubin));
-    cached = std::make_unique<Kernel>(spec, std::move(cubin));
+    cached = kernels_.emplace(key, std::make_unique<Kernel>(spec, std::move(cubin))).first;
   }
-  *kernel = cached.get();
+  *kernel = cached->second.get();
   return {};
 }
 

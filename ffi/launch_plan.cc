@@ -43,9 +43,11 @@ const JbwBuffer* FindWorkspace(const BufferRules& rules, const JbwBuffers& buffe
 Status WorkspaceClusters(const Geometry& geometry, int64_t bytes, int64_t* num_clusters) {
   const int64_t ctas = int64_t{geometry.cluster_m} * geometry.cluster_n * geometry.cluster_k;
   const int64_t cluster_bytes = ctas * geometry.cta_m * geometry.mma_n * 4;
+  if (bytes < kFlagBytes + cluster_bytes) {
+    return InvalidArgument("the workspace requires at least ", kFlagBytes + cluster_bytes, " bytes, got ", bytes);
+  }
   *num_clusters = std::min((bytes - kFlagBytes) / cluster_bytes, kFlagBytes / (kFlagBytesOfCta * ctas));
-  if (*num_clusters >= 1) return {};
-  return InvalidArgument("the workspace requires at least ", kFlagBytes + cluster_bytes, " bytes, got ", bytes);
+  return {};
 }
 
 // At once, in a persistent grid. Fewer tiles than clusters may be shared by more of them, through a workspace.

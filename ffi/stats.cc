@@ -14,18 +14,23 @@ std::atomic<TimeRecorder*> g_time_recorder{nullptr};
 
 class TimeRecorder {
  public:
-  explicit TimeRecorder(size_t capacity) : records_(capacity) {}
+  using Record = std::pair<int64_t, int64_t>;
+
+  explicit TimeRecorder(size_t capacity) : capacity_(capacity) {}
 
   void Add(int64_t own_ns, int64_t total_ns) {
-    const size_t at = next_.fetch_add(1, std::memory_order_relaxed);
-    if (at < records_.size()) records_[at] = {own_ns, total_ns};
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (records_.size() < capacity_) records_.emplace_back(own_ns, total_ns);
   }
-  size_t size() const { return std::min(next_.load(), records_.size()); }
-  std::pair<int64_t, int64_t> operator[](size_t at) const { return records_[at]; }
+  std::vector<Record> records() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return records_;
+  }
 
  private:
-  std::atomic<size_t> next_{0};
-  std::vector<std::pair<int64_t, int64_t>> records_;
+  const size_t capacity_;
+  mutable std::mutex mutex_;
+  std::vector<Record> records_;
 };
 
 namespace {
@@ -56,11 +61,11 @@ size_t ReadTiming(int64_t* own_ns, int64_t* total_ns, size_t capacity) {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_time_recorder.store(nullptr);
   if (Recorders().empty()) return 0;
-  const TimeRecorder& recorder = *Recorders().back();
-  for (size_t i = 0; i < std::min(capacity, recorder.size()); ++i) {
-    std::tie(own_ns[i], total_ns[i]) = recorder[i];
+  const std::vector<TimeRecorder::Record> records = Recorders().back()->records();
+  for (size_t i = 0; i < std::min(capacity, records.size()); ++i) {
+    std::tie(own_ns[i], total_ns[i]) = records[i];
   }
-  return recorder.size();
+  return records.size();
 }
 
 void ExecuteTimer::Record() const {

@@ -24,7 +24,7 @@ size_t ReadTiming(int64_t* own_ns, int64_t* total_ns, size_t capacity);
 // Counts one Execute and, if timing is on, records it. Off, it costs an increment and a load.
 class ExecuteTimer {
  public:
-  ExecuteTimer() : recorder_(g_time_recorder.load(std::memory_order_relaxed)) {
+  ExecuteTimer() : recorder_(g_time_recorder.load(std::memory_order_acquire)) {
     g_execute_count.fetch_add(1, std::memory_order_relaxed);
     if (recorder_) start_ = Clock::now();
   }

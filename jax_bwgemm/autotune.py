@@ -68,7 +68,7 @@ def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
 
     Raises:
       ValueError: without a Hopper or Blackwell GPU, the library or CUPTI.
-      OSError: the table cannot be written; set `JAX_BWGEMM_TABLES`.
+      OSError, ValueError: the table cannot be written; set `JAX_BWGEMM_TABLES`.
       What `f` raises.
 
     Example: `print(jax_bwgemm.autotune(jax.grad(loss), params, batch))`

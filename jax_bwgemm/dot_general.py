@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_bwgemm.facts.contraction import of_dot_general
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.matmul import checked_params, refuse, why_not_ours
+from jax_bwgemm.matmul import check_tile, checked_params, refuse, why_not_ours
 from jax_bwgemm.ops.primitive import product
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.runtime.config import resolve
@@ -69,6 +69,8 @@ def dot_general(
         return lax.dot_general(
             lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding
         )
+    if params["tile"] is not None:
+        check_tile(params["tile"], problem, settings)
     return product(lhs, rhs, contraction=contraction, settings=settings, **params)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_bwgemm.facts.arch import ARCHS, by_name
 from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue, chain
-from jax_bwgemm.facts.legality import why_not_dtypes
+from jax_bwgemm.facts.legality import why_not_anyhow, why_not_dtypes
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
-from jax_bwgemm.ops.shape_rules import check_bias, check_residual, matmul_shape, named, result_dtype, viewed
+from jax_bwgemm.ops.shape_rules import (
+    check_bias,
+    check_real,
+    check_residual,
+    is_array,
+    matmul_shape,
+    named,
+    result_dtype,
+    viewed,
+)
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback, resolve
 
@@ -91,9 +102,10 @@ def matmul(
       An array of `jnp.matmul`'s shape.
 
     Raises:
-      ValueError: shapes that do not fit, operands that need an `out_dtype`, a `precision` that lax does not know, a
-        `tile` that cannot compute the problem, or `emulate` on CUDA.
-      TypeError: an operand that is no array, or an `alpha` that is no number.
+      ValueError: shapes that do not fit, operands that need an `out_dtype`, complex numbers for a real result, a
+        `precision` that lax does not know, a `tile` that cannot compute the problem on the `device` (or on any, where
+        that is open), or `emulate` on CUDA.
+      TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
     Example:
@@ -107,10 +119,14 @@ def matmul(
     params = checked_params(
         a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
     )
+    for name, x in (("a", a), ("b", b)):
+        check_real(name, x, params["out_dtype"])
     static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
         refuse(settings, posed((a, b, *extras), params), reason)
+    elif params["tile"] is not None:
+        check_tile(params["tile"], posed((a, b, *extras), params), settings)
     is_traced = any(isinstance(x, jax.core.Tracer) for x in (a, b, *extras))
     # Not in a trace: jax 0.11 lowers an inlined function apart, where nobody sees of what its operands are transposes.
     return (_matmul if is_traced else _compiled)(a, b, extras, static, None if reason else settings)
@@ -165,15 +181,15 @@ def checked_params(
     out_sharding: Any = None,
 ) -> dict[str, Any]:
     """The primitive's params that the caller chooses, or an error that quotes the argument."""
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
-        raise TypeError(f"`alpha` requires a Python number, got {alpha!r}; multiply by an array afterwards")
+    dtype = result_dtype(a.dtype, b.dtype, out_dtype)
     if bias is not None:
+        check_real("bias", bias, dtype)
         check_bias(bias, a.shape, b.shape)
     if residual is not None:
+        check_real("residual", residual, dtype)
         check_residual(residual, matmul_shape(a.shape, b.shape))
-    tile = Tile.from_str(tile) if isinstance(tile, str) else tile
-    dtype = result_dtype(a.dtype, b.dtype, out_dtype)
-    epilogue = chain(float(alpha), bias is not None, activation, residual is not None)
+    tile = tile if tile is None or isinstance(tile, Tile) else Tile.from_str(tile)
+    epilogue = chain(_scale(alpha), bias is not None, activation, residual is not None)
     return {
         "out_dtype": dtype,
         "epilogue": epilogue,
@@ -181,6 +197,26 @@ def checked_params(
         "precision": canonical(precision),
         "out_sharding": named(out_sharding),
     }
+
+
+def _scale(alpha: Any) -> float:
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
+        raise TypeError(f"`alpha` requires a Python number, got {alpha!r}; multiply by an array afterwards")
+    try:
+        return float(alpha)
+    except OverflowError:
+        rule = f"a number of at most {sys.float_info.max:.2g}, which a float holds"
+        raise ValueError(f"`alpha` requires {rule}, got a larger {type(alpha).__name__}: scale in steps") from None
+
+
+def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:
+    """ValueError where `tile` computes the product in no way on the planned device, or on any, where that is open: also
+    in a process whose products are XLA's."""
+    if not problem.is_static or problem.is_empty:
+        return
+    device = settings.planned_device
+    if reason := why_not_anyhow(tile, problem, (by_name(device),) if device else ARCHS.values()):
+        raise ValueError(f"`tile` {tile} cannot compute {problem} {reason}")
 
 
 def why_not_ours(problem: Problem, precision: Any) -> str | None:
@@ -209,8 +245,7 @@ def as_array(name: str, x: Any) -> Array:
     """As `jnp.matmul` takes them: arrays and scalars, but no lists."""
     if isinstance(x, jax.Array):
         return x
-    is_array = (hasattr(x, "shape") and hasattr(x, "dtype")) or hasattr(x, "__jax_array__")
-    if not is_array and not isinstance(x, numbers.Number):
+    if not is_array(x):
         raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     return jnp.asarray(x)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from jax_bwgemm.cli.drawing import progress_bar
@@ -30,14 +33,33 @@ def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
     targets = _targets(args.arch)
     variants = make.select([*catalogue(targets), *repacks(targets)], args.only)
-    with progress_bar("kernels") as progress:
-        report = make.build(variants, args.out, args.jobs, progress)
+
+    def on_wait() -> None:
+        print(f"waiting for another build in {args.out}", file=sys.stderr)
+
+    with _terminable(), progress_bar("kernels") as progress:
+        report = make.build(variants, args.out, args.jobs, progress, on_wait)
     seconds = time.monotonic() - start
     print(f"{report.num_built} built, {report.num_kept} up to date, {len(report.failures)} refused: ", end="")
     print(f"{args.out} in {seconds:.1f} s")
     for failure in report.failures:
         print(f"refused {failure.name}: {failure.reason}", file=sys.stderr)
     return 1 if report.failures else 0
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the build as Ctrl-C does: its processes are killed and the manifest lists what is done."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _targets(text: str) -> list[str]:

@@ -1,7 +1,8 @@
 """`python -m jax_bwgemm build | doctor | explain | bench | emulate`: parses the command line and nothing else.
 
-A command is a module of this room with HELP, `add_arguments(parser)` and `run(args) -> exit code`. ValueError and what
-is not installed become one line on stderr; everything else is a bug and keeps its traceback.
+A command is a module of this room with HELP, `add_arguments(parser)` and `run(args) -> exit code`. ValueError, a file
+that cannot be read or written, and what is not installed become one line on stderr; everything else is a bug and keeps
+its traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return COMMANDS[args.command].run(args)
-    except (ValueError, ModuleNotFoundError) as error:
+    except BrokenPipeError:  # `__main__`'s
+        raise
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"jax_bwgemm {args.command}: {error}", file=sys.stderr)
         return 2
 

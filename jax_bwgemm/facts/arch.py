@@ -91,8 +91,12 @@ def family_of(target: str) -> Family:
 
 def by_name(name: str) -> Arch:
     """The device called `name`, a key of `ARCHS`."""
-    if name not in ARCHS:
-        raise ValueError(f"`device` requires one of {', '.join(ARCHS)}, got {name!r}")
+    if not isinstance(name, str) or name not in ARCHS:
+        meant = next(
+            (known for known in ARCHS if known in str(name).lower()), None
+        )  # "H200", "gh200", as `detect` does
+        hint = f": pass {meant!r}" if meant else ""
+        raise ValueError(f"`device` requires one of {', '.join(ARCHS)}, got {name!r}{hint}")
     return ARCHS[name]
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 
 from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
-from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Input, steps
+from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Epilogue, Input, steps
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
+from jax_bwgemm.facts.geometry import cluster_tiles
+from jax_bwgemm.facts.padding import padded_shape
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import (
     INT32_MAX,
@@ -23,6 +28,8 @@ from jax_bwgemm.facts.tile import (
 )
 
 MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
+MAX_CLUSTER_TILES = INT32_MAX - 65535  # a CTA's last step past the end, of as many as a grid has along z, is an int32
+MAX_MATRIX_BYTES = 2**40  # strides are less: CUDA driver API, cuTensorMapEncodeTiled
 
 
 def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
@@ -32,8 +39,26 @@ def why_not(tile: Tile, problem: Problem, arch: Arch) -> str | None:
         or why_not_on(problem, arch)
         or why_not_epilogue(problem)
         or why_not_tile(tile, problem, arch)
-        or why_not_sizes(problem)
+        or why_not_sizes(tile, problem)
     )
+
+
+def why_not_anyhow(tile: Tile, problem: Problem, archs: Iterable[Arch]) -> str | None:
+    """None if `tile` computes `problem` on one of `archs` in some way: with operands of any majors, swapped or not, the
+    epilogue in the kernel or behind a float32 product; else why not as it stands, on each."""
+    reasons: dict[str, list[str]] = {}
+    for arch in archs:
+        if any(why_not(tile, way, arch) is None for way in _ways(problem)):
+            return None
+        reasons.setdefault(why_not(tile, problem, arch) or "", []).append(arch.name)
+    return "; ".join(f"on {', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+def _ways(problem: Problem) -> Iterable[Problem]:
+    alone = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    for asked, a_major, b_major in itertools.product((problem, alone), A_MAJORS, B_MAJORS):
+        own = dataclasses.replace(asked, a_major=a_major, b_major=b_major)
+        yield from (own, own.transposed)
 
 
 def why_not_dtypes(problem: Problem) -> str | None:
@@ -227,14 +252,37 @@ def _having(field: str) -> str:
     return " or ".join(target for target in TARGETS if field not in family_of(target).lacks)
 
 
-def why_not_sizes(problem: Problem) -> str | None:
-    """The part of `why_not` that neither the tile nor the device enters: what coordinates can count."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "batch": problem.batch}
-    for name, size in sizes.items():
-        if not 1 <= size <= INT32_MAX:
-            return f"`{name}` requires 1..{INT32_MAX}, got {size}"
+def why_not_sizes(tile: Tile, problem: Problem) -> str | None:
+    """The part of `why_not` that the device does not enter: what a kernel and a launch can count. The launcher has the
+    limits of a launch too (`ffi/launch_plan.cc`), for programs that were planned elsewhere."""
+    spans = {"m": tile.cluster_m * tile.cta_m, "n": tile.cluster_n * tile.mma_n, "k": tile.k_tile, "batch": 1}
+    for name, span in spans.items():
+        size, most = getattr(problem, name), INT32_MAX // span * span  # kernels count whole tiles
+        if not 1 <= size <= most:
+            return f"`{name}` requires 1..{most}, got {size}"
     if problem.out_dtype == "int32":  # the tensor cores clamp where XLA wraps around
         largest = math.prod(255 if dtype == "uint8" else 128 for dtype in (problem.a_dtype, problem.b_dtype))
         if problem.k > INT32_MAX // largest:
             return f"`k` requires at most {INT32_MAX // largest}, beyond which sums could leave int32, got {problem.k}"
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    if tiles_m * tiles_n * problem.batch > MAX_CLUSTER_TILES:
+        got = f"{tiles_m} x {tiles_n} x {problem.batch}"
+        return f"a launch requires at most {MAX_CLUSTER_TILES} cluster tiles, got {got}: split the batch"
+    return _why_not_matrices(problem)
+
+
+def _why_not_matrices(problem: Problem) -> str | None:
+    """As TMA steps through them: operands with their padding, and a result that it stores."""
+    dtypes = {"a": problem.a_dtype, "b": problem.b_dtype}
+    matrices = [(f"`{x}`", padded_shape(problem, x), dtype) for x, dtype in dtypes.items()]
+    if is_tma_storable(problem):
+        rows, elements = (problem.m, problem.n) if problem.c_major == "n" else (problem.n, problem.m)
+        matrices.append(("the result", (problem.batch, rows, elements), problem.out_dtype))
+    for name, (_, rows, elements), dtype in matrices:
+        row_bytes = elements * DTYPE_BYTES[dtype]
+        if elements > INT32_MAX:
+            return f"padding requires rows of at most {INT32_MAX} elements, got {elements} for {name}"
+        if rows * row_bytes >= MAX_MATRIX_BYTES:
+            got = f"{rows} rows of {row_bytes} bytes for {name}"
+            return f"TMA requires a matrix of less than 2^40 bytes, got {got}: split it"
     return None

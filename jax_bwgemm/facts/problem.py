@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jax_bwgemm.facts.epilogue import Epilogue
 
@@ -32,6 +33,12 @@ A_MAJORS = ("k", "m")
 B_MAJORS = ("n", "k")
 C_MAJORS = ("n", "m")
 COARSE_DTYPES = ("bfloat16", *FP8_DTYPES)  # of results that may be computed within 2**-12 of what they are made from
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Of any dtype, by the bits that its name says; bool has none."""
+    bits = re.search(r"\d+", dtype)
+    return DTYPE_BYTES.get(dtype) or (-(-int(bits[0]) // 8) if bits else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +130,9 @@ class Problem:
 
     @property
     def min_bytes(self) -> int:
-        """Device memory traffic if every operand is read once and the result written once."""
-        a = self.a_batch * self.m * self.k * DTYPE_BYTES[self.a_dtype]
-        b = self.b_batch * self.k * self.n * DTYPE_BYTES[self.b_dtype]
-        out = self.batch * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        """Device memory traffic if every operand is read once and the result written once, also of dtypes that no
+        kernel has."""
+        a = self.a_batch * self.m * self.k * dtype_bytes(self.a_dtype)
+        b = self.b_batch * self.k * self.n * dtype_bytes(self.b_dtype)
+        out = self.batch * self.m * self.n * dtype_bytes(self.out_dtype)
         return a + b + out * (len(self.epilogue.results) + self.epilogue.num_matrices)

@@ -46,6 +46,13 @@ class Tile:
     stream_k: bool = False
     promoted: bool = False
 
+    def __post_init__(self) -> None:
+        for name, kind in _FIELDS.items():
+            value = getattr(self, name)
+            if type(value) is not kind or (kind is int and value < 1):  # 64.0 equals 64, and True 1
+                rule = "an int of at least 1" if kind is int else "True or False"
+                raise ValueError(f"`{name}` of a tile requires {rule}, got {value!r}")
+
     @property
     def cta_m(self) -> int:
         """Rows of A and of the result that a CTA holds."""
@@ -79,7 +86,9 @@ class Tile:
         pattern = (
             r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
         )
-        match = re.fullmatch(pattern, text)
+        if not isinstance(text, str):
+            raise TypeError(f"`tile` requires a `Tile` or its name, got {text!r}")
+        match = re.fullmatch(pattern, text, re.ASCII)
         if match is None:
             raise ValueError(f"`tile` requires the form '128x256x64_cta1_cluster2x1', got {text!r}")
         mma_m, mma_n, k_tile, accs, cta_group, cluster_m, cluster_n, cluster_k = (
@@ -88,6 +97,9 @@ class Tile:
         return cls(
             mma_m, mma_n, k_tile, cta_group, cluster_m, cluster_n, cluster_k, accs, *map(bool, match.groups()[8:])
         )
+
+
+_FIELDS = {field.name: bool if field.type == "bool" else int for field in dataclasses.fields(Tile)}
 
 
 def k_tile(in_dtype: str) -> int:

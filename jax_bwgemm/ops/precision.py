@@ -41,6 +41,17 @@ def _canonical(precision: Any, default: Any) -> Any:
     return jaxpr.eqns[0].params["precision"]
 
 
+def for_xla(precision: Any) -> Any:
+    """What XLA is asked in place of a canonical `precision`.
+
+    The float8 algorithms are cuBLASLt's: JAX refuses them on CPUs, and XLA on GPUs cannot compile one of two
+    float8_e5m2. A precision means to XLA the same of float8 operands: by "highest", sums that keep float32.
+    """
+    if precision not in _FP8_ALGORITHMS:
+        return precision
+    return (lax.Precision.HIGHEST,) * 2 if promotes(precision) else None
+
+
 def is_algorithm(precision: Any) -> bool:
     return isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
 

@@ -13,6 +13,7 @@ from jax import lax
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
+from jax_bwgemm.ops.precision import for_xla
 from jax_bwgemm.ops.shape_rules import reordered
 
 OPS: dict[str, Callable[..., jax.Array]] = {
@@ -43,7 +44,7 @@ def reference(
     """The primitives' results, from their operands and params."""
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
     is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
-    acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, precision, out_sharding)
+    acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, for_xla(precision), out_sharding)
     return (acc,) if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)
 
 

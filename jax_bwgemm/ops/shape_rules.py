@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,22 @@ def result_dtype(a: Any, b: Any, out_dtype: Any = None) -> np.dtype:
         return jnp.dtype(out_dtype)
     except TypeError:
         raise TypeError(f"`out_dtype` requires a dtype, got {out_dtype!r}") from None
+
+
+def is_array(x: Any) -> bool:
+    """Whether it is one, or a scalar: as `jnp.matmul` takes them, but no lists."""
+    has_aval = (hasattr(x, "shape") and hasattr(x, "dtype")) or hasattr(x, "__jax_array__")
+    return has_aval or isinstance(x, numbers.Number)
+
+
+def check_real(name: str, x: Any, dtype: np.dtype) -> None:
+    """An array of a caller's loses no imaginary part on its way to a result of `dtype`."""
+    if not is_array(x):
+        raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
+    given = x.dtype if hasattr(x, "dtype") else jnp.asarray(x).dtype
+    if given.kind == "c" != dtype.kind:
+        rule = f"real numbers for a result of {dtype}"
+        raise ValueError(f"`{name}` requires {rule}, got {given}: pass its real part, or a complex `out_dtype`")
 
 
 def check_bias(bias: Any, a: Shape, b: Shape) -> None:
@@ -137,6 +154,8 @@ def named(out_sharding: Any) -> NamedSharding | None:
     """An `out_sharding` as the primitives have it: a spec is on the current mesh."""
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    if not isinstance(out_sharding, NamedSharding | None):
+        raise TypeError(f"`out_sharding` requires a `NamedSharding` or a `PartitionSpec`, got {out_sharding!r}")
     if out_sharding is None or isinstance(out_sharding.mesh, jax.sharding.AbstractMesh):
         return out_sharding
     return NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)

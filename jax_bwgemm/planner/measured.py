@@ -5,19 +5,20 @@ Times nothing and chooses nothing. A time is of one cubin: whoever uses it check
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import json
+import math
 import os
 import re
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jax_bwgemm import _files
+from jax_bwgemm._files import FileError, Stamp
 from jax_bwgemm._version import __version__
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
@@ -26,6 +27,7 @@ FORMAT = 1
 COMMAND = "python -m jax_bwgemm bench --tune --table FILE"
 REMEDY = f"remove the file, or measure again: `{COMMAND}`"
 CUBIN_DIGITS = 12  # of a cubin's sha256: enough to tell builds apart
+MOST_BYTES = 2**24  # of a table; of 230 problems: 2**17
 SHIPPED = Path(__file__).parent / "tables"
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
 _KEY = re.compile(r"\d+\*\d+x\d+x\d+ a:\d+:\w+:[km] b:\d+:\w+:[nk] c:\w+:[nm] \w+")
@@ -89,37 +91,49 @@ def shipped_path(arch: str) -> Path:
 
 
 def user_path(arch: str) -> Path:
-    """In the directory that `JAX_BWGEMM_TABLES` names, else in the user's cache."""
-    return _user_path(
-        arch, os.environ.get("JAX_BWGEMM_TABLES"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")
-    )
+    """In the directory that `JAX_BWGEMM_TABLES` names, else in the user's cache; ValueError without either."""
+    path = _user_path(arch, *map(os.environ.get, _VARIABLES))
+    if path is None:
+        raise ValueError("a table of times requires a directory, got no home: set JAX_BWGEMM_TABLES")
+    return path
+
+
+_VARIABLES = "JAX_BWGEMM_TABLES", "XDG_CACHE_HOME", "HOME"
 
 
 @functools.lru_cache(maxsize=64)
-def _user_path(arch: str, named: str | None, cache: str | None, home: str | None) -> Path:
+def _user_path(arch: str, named: str | None, cache: str | None, home: str | None) -> Path | None:
     if named:
         return Path(named) / f"{arch}.json"
-    return Path(cache or os.path.expanduser("~/.cache")) / "jax_bwgemm" / "tables" / f"{arch}.json"
+    try:
+        return _files.cache_path("tables", f"{arch}.json")
+    except FileError:
+        return None
+
+
+def _paths(arch: str) -> Iterator[Path]:
+    """Of the tables that there may be: the user's, if there is a home, and the one that shipped."""
+    user = _user_path(arch, *map(os.environ.get, _VARIABLES))
+    yield from (path for path in (user, shipped_path(arch)) if path)
 
 
 def found(arch: str, problem: Problem) -> Iterator[Record]:
     """What was measured of `problem`: the user's record, then the one that shipped. A broken table is a warning."""
     name = key(problem)
-    for path in (user_path(arch), shipped_path(arch)):
-        if record := _records(path, arch, _stamp(path)).get(name):
+    for path in _paths(arch):
+        if record := _records(path, arch, _files.stamp(path)).get(name):
             yield record
 
 
 def state(arch: str) -> tuple[object, ...]:
     """Of both tables, what changes with them."""
-    user = user_path(arch)
-    return user, _stamp(user), _stamp(shipped_path(arch))
+    return tuple((path, _files.stamp(path)) for path in _paths(arch))
 
 
 def shipped(arch: str, problem: Problem) -> Record | None:
     """What shipped of `problem`, or of what stands in for it, whichever cubins are at hand."""
     path = shipped_path(arch)
-    records = _records(path, arch, _stamp(path))
+    records = _records(path, arch, _files.stamp(path))
     return next(
         (records[key(asked)] for asked in (problem, stand_in(problem)) if asked and key(asked) in records), None
     )
@@ -128,14 +142,14 @@ def shipped(arch: str, problem: Problem) -> Record | None:
 def load(path: Path) -> Table:
     """Raises ValueError for what is no table of this format."""
     try:
-        fields: dict[str, Any] = json.loads(path.read_text())
+        fields: dict[str, Any] = _files.read_json(path, MOST_BYTES)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError(f"format {FORMAT} is required")
         if fields.keys() != _HEADER:
             raise ValueError(f"the keys {sorted(_HEADER)} are required, got {sorted(fields)}")
         records = [_record(record) for record in fields["records"]]
         return Table(fields["arch"], fields["machine"], {record.problem: record for record in records})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a table of times requires what this version writes, got {path}: {error}; {REMEDY}") from None
 
 
@@ -153,21 +167,22 @@ def save(table: Table, path: Path) -> None:
 
     Of two processes that save at once, one may overwrite what the other has just added.
     """
+    if _is_cached(path):
+        _files.make_own(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
+    if _files.stamp(path) is not None:
         try:
             old = load(path)
         except ValueError:
             path.replace(path.with_name(f"{path.name}.broken"))
         else:
             table = merge(old, table)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        scratch.write_text(_text(table))
-        scratch.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            scratch.unlink()
+    _files.write_atomically(path, _text(table).encode())
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether it is the table of the user's cache, where nobody else may write, and none that the user named."""
+    return not os.environ.get("JAX_BWGEMM_TABLES") and path == _user_path(path.stem, *map(os.environ.get, _VARIABLES))
 
 
 def _merged(one: Record, other: Record) -> Record:
@@ -186,7 +201,8 @@ def _record(fields: Mapping[str, Any]) -> Record:
     if not _KEY.fullmatch(record.problem):
         raise ValueError(f"a problem requires the form of `measured.key`, got {record.problem!r}")
     for time in record.times:
-        if [type(value) for value in dataclasses.astuple(time)] != [str, bool, float, str] or not time.us > 0:
+        types = [type(value) for value in dataclasses.astuple(time)]
+        if types != [str, bool, float, str] or not 0 < time.us < math.inf:
             raise ValueError(f"a time requires a tile, whether it is swapped, microseconds and a cubin, got {time}")
     return record
 
@@ -205,11 +221,13 @@ def _fields(record: Record) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _records(path: Path, arch: str, stamp: tuple[int, ...] | None) -> Mapping[str, Record]:
+def _records(path: Path, arch: str, stamp: Stamp | None) -> Mapping[str, Record]:
     """Read once for each state of the file, so that a broken one is one warning."""
     if stamp is None:
         return {}
     try:
+        if _is_cached(path):
+            _files.check_own(path.parent)
         table = load(path)
         if table.arch != arch:
             raise ValueError(f"{path} requires times of {arch}, got {table.arch}; {REMEDY}")
@@ -217,12 +235,3 @@ def _records(path: Path, arch: str, stamp: tuple[int, ...] | None) -> Mapping[st
         warnings.warn(f"no measured times are used: {error}", stacklevel=2)
         return {}
     return table.records
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """What changes with the file; None where there is none."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -95,16 +95,11 @@ def resolve(
     partial_sums: str | None = None,
 ) -> Config:
     """An argument that is None takes its default from `current`."""
-    default = current()
-    if on_fallback is device is emulate is compile_missing is partial_sums is None:
+    default, given = current(), (on_fallback, device, emulate, compile_missing, partial_sums)
+    if all(value is None for value in given):
         return default
-    return Config(
-        on_fallback or default.on_fallback,
-        device or default.device,
-        emulate or default.emulate,
-        compile_missing or default.compile_missing,
-        partial_sums or default.partial_sums,
-    )
+    defaults = (getattr(default, field.name) for field in dataclasses.fields(Config))
+    return Config(*(other if value is None else value for value, other in zip(given, defaults, strict=True)))
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated:
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)
-    entry = artifacts.find(chosen.variant)
+    entry = artifacts.find(chosen.variant, artifacts.PTX if is_emulated else artifacts.CUBIN)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
 
 
@@ -97,9 +97,9 @@ def find_repack(
     if isinstance(arch, str):
         return None
     repack = Repack(arch.target, kind, element_bytes)
-    if repack.why_not(out_shape) or (is_emulated and isinstance(artifacts.find_ptx(repack), str)):
+    if repack.why_not(out_shape):
         return None
-    entry = artifacts.find(repack)
+    entry = artifacts.find(repack, artifacts.PTX if is_emulated else artifacts.CUBIN)
     return None if isinstance(entry, str) else entry
 
 

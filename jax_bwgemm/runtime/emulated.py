@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gzip
 import math
 import pathlib
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jax_bwgemm import _files
+from jax_bwgemm._files import FileError, Stamp
 from jax_bwgemm.emulator import Counters, EmulatorError, Launch, Memory, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
@@ -127,7 +128,7 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     made = request(plan, entry, clusters)
     operands, results = ([ffi.Buffer.of(x.dtype, x.shape) for x in arrays] for arrays in (made.operands, made.results))
     launch_plan = ffi.launch_plan(made.attributes, operands, results, clusters, _TOKEN)
-    return Kernel(entry, _module(path, path.stat().st_mtime_ns), plan.problem, made, launch_plan)
+    return Kernel(entry, _module(path, _files.stamp(path)), plan.problem, made, launch_plan)
 
 
 def repacked(entry: RepackEntry, source: np.ndarray, out_shape: Shape) -> np.ndarray:
@@ -147,7 +148,7 @@ def repacked(entry: RepackEntry, source: np.ndarray, out_shape: Shape) -> np.nda
     params = memory.register(source, "source"), memory.register(out, "out"), *source.shape, out_shape[2]
     grid, block = (repack.num_ctas(out_shape), 1, 1), (entry.num_threads, 1, 1)
     launch = Launch(grid, block, params, smem_bytes=entry.smem_bytes, entry=entry.entry)
-    _record(Run(entry.name, run(_module(path, path.stat().st_mtime_ns), launch, memory)))
+    _record(Run(entry.name, run(_module(path, _files.stamp(path)), launch, memory)))
     return out
 
 
@@ -157,10 +158,10 @@ def _record(made: Run) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _module(path: pathlib.Path, mtime_ns: int) -> Module:
+def _module(path: pathlib.Path, stamp: Stamp | None) -> Module:
     try:
-        return parse(gzip.decompress(path.read_bytes()).decode())
-    except (OSError, EOFError, UnicodeDecodeError, EmulatorError) as error:
+        return parse(_files.read_gzip(path, artifacts.MOST_KERNEL_BYTES).decode())
+    except (FileError, UnicodeDecodeError, EmulatorError) as error:
         raise ValueError(f"{path} requires PTX that the emulator can read, got {error}; {artifacts.REMEDY}") from error
 
 

@@ -1,25 +1,24 @@
 """Compile on demand: a kernel that no artifact directory has is built into the user's cache directory.
 
-The compiler runs in a process of its own and is never imported here. Knows no JAX and no CUDA.
+The compiler runs in a process of its own, which ends with this one, and is never imported here. Knows no JAX and no
+CUDA.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from jax_bwgemm import _files, _processes
+from jax_bwgemm._files import FileError
 from jax_bwgemm._version import __version__
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.runtime.artifacts import Entry, Manifest, ManifestError, add_dir
+from jax_bwgemm.runtime.artifacts import CUBIN, PTX, Entry, add_dir, find_in
 
 TIMEOUT_S = 600.0
 COMMAND = "python -m jax_bwgemm build"
@@ -54,16 +53,9 @@ def _build(variant: Variant, directory: Path, builder: Builder | None) -> Entry 
 
 
 def _find(variant: Variant, directory: Path) -> Entry | str:
-    """The entry in `directory`, if its cubin is what was built; else why not."""
-    try:
-        entry = Manifest.load(directory).entries.get(variant.name)
-    except ManifestError as error:
-        return str(error)
-    path = directory / f"{variant.name}.cubin"
-    if entry is None or not path.exists():
-        return f"no cubin {variant.name} in {directory}"
-    is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == entry.cubin_sha256
-    return entry if is_whole else f"{path} is not what was built"
+    """The entry in `directory`, if its files are what was built; else why not."""
+    cubin, ptx = (find_in(directory, variant, suffix) for suffix in (CUBIN, PTX))
+    return ptx if isinstance(ptx, str) else cubin
 
 
 def why_not_here() -> str | None:
@@ -80,52 +72,40 @@ def remedy(variant: Variant) -> str:
 
 
 def cache_dir(variant: Variant) -> Path | str:
-    """Where kernels from the variant's sources and this compiler are cached; a sentence where there is no compiler."""
+    """Where kernels from the variant's sources and this compiler are cached: a directory that is made for the user
+    alone; a sentence where there can be none, or is no compiler."""
     if reason := why_not_here():
         return reason
     from jax_bwgemm.kernels.aot.sources import source_sha256  # imports no compiler
 
     try:
-        key = f"{__version__}-{source_sha256(variant)[:16]}"
-    except ModuleNotFoundError as error:
+        directory = _files.cache_path(f"{__version__}-{source_sha256(variant)[:16]}")
+        _files.make_own(directory)
+    except (ModuleNotFoundError, FileError) as error:
         return str(error)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jax_bwgemm" / key
+    return directory
 
 
 def build_in_a_process(variant: Variant, directory: Path) -> str | None:
     """Runs this module as a program that finds what this process finds; None, or why it failed."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    command = [sys.executable, "-P", "-m", __name__, json.dumps(variant.to_json()), str(directory)]
+    arguments = [json.dumps(variant.to_json()), str(directory), str(os.getpid())]
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        return _processes.run([sys.executable or "python3", "-P", "-m", __name__, *arguments], environment, TIMEOUT_S)
+    except OSError as error:
         return str(error)
-    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return said[-1] if done.returncode else None
 
 
-def main(variant_json: str, directory: str) -> int:
-    """Builds one variant; processes that share the directory take turns, and the second finds it built."""
+def main(variant_json: str, directory: str, parent: str) -> int:
+    """Builds one variant, for the process `parent`; a second process that wants it finds it built."""
+    _processes.end_with_parent(int(parent))
     from jax_bwgemm.kernels.aot.make import build as build_all
 
-    fields = json.loads(variant_json)
-    variant = Variant.from_json(fields)
-    with _locked(Path(directory)):
-        report = build_all([variant], Path(directory), jobs=1)
+    variant = Variant.from_json(json.loads(variant_json))
+    report = build_all([variant], Path(directory), jobs=0)
     for failure in report.failures:
         print(failure.reason.replace("\n", " "), file=sys.stderr)
     return len(report.failures)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 if __name__ == "__main__":

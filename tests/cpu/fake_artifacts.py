@@ -18,6 +18,7 @@ from jax_bwgemm.kernels.aot.refusals import lay_out
 from jax_bwgemm.runtime.artifacts import Entry, RepackEntry, write_manifest
 from tests.cases import fused
 
+NO_PTX = hashlib.sha256(b"").hexdigest()  # of an empty file, where a test makes one
 ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
 EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu", "residual", "scale_bias_relu_residual")
 DTYPES = (
@@ -49,6 +50,7 @@ def fake_entry(variant: Variant) -> Entry:
         sass={"HGMMA": 8},
         ptxas="12.9.83",
         cubin_sha256=hashlib.sha256(variant.name.encode()).hexdigest(),
+        ptx_sha256=NO_PTX,
         source_sha256="0" * 64,
     )
 
@@ -64,6 +66,7 @@ def fake_repack(repack: Repack) -> RepackEntry:
         sass={"LDG.128": 8},
         ptxas="12.9.83",
         cubin_sha256=hashlib.sha256(repack.name.encode()).hexdigest(),
+        ptx_sha256=NO_PTX,
         source_sha256="0" * 64,
     )
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 
 import pytest
 from fake_artifacts import fake_entry, fake_repack, write_fake_artifacts
+from mutants import mutant
+from privileges import forbidden
 
 from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.tile import Tile
@@ -97,7 +100,7 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 4, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 5, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),
@@ -143,7 +146,9 @@ def test_no_json_object(directory, text):
 
 
 def test_no_manifest(no_artifacts):
-    assert artifacts.find(VARIANT).startswith(f"no cubins: {no_artifacts}/manifest.json cannot be read; run `python")
+    assert artifacts.find(VARIANT).startswith(
+        f"no cubins: {no_artifacts}/manifest.json cannot be read: No such file or dir"
+    )
 
 
 def test_find(directory):
@@ -157,7 +162,7 @@ def test_find(directory):
 
 def test_find_ptx(directory):
     path = directory / f"{VARIANT.name}.ptx.gz"
-    assert artifacts.find_ptx(VARIANT) == f"{path} is missing; run `python -m jax_bwgemm build`"
+    assert artifacts.find_ptx(VARIANT) == f"{path} is in the manifest but missing; run `python -m jax_bwgemm build`"
     path.write_bytes(b"")
     assert artifacts.find_ptx(VARIANT) == path
 
@@ -188,8 +193,9 @@ def test_an_added_directory_comes_last(directory, no_added, tmp_path_factory, mo
         artifacts.add_dir(str(added))
     assert artifacts.artifact_dirs() == (directory, added)
     assert artifacts.find(late) == fake_entry(late)
+    assert artifacts.find_ptx(VARIANT).count("is in the manifest but missing") == 2
     (added / f"{VARIANT.name}.ptx.gz").touch()
-    assert artifacts.find_ptx(VARIANT) == f"{directory / VARIANT.name}.ptx.gz is missing; {artifacts.REMEDY}"
+    assert artifacts.find_ptx(VARIANT) == added / f"{VARIANT.name}.ptx.gz"  # the first that has it
     monkeypatch.delenv("JAX_BWGEMM_ARTIFACTS")
     assert artifacts.artifact_dirs()[-1] == added
 
@@ -213,3 +219,105 @@ def test_verify(directory):
     assert "missing" in artifacts.verify(directory)[0]
     (directory / f"{REPACK.name}.cubin").unlink()
     assert len(artifacts.verify(directory)) == 2
+
+
+NAME = VARIANT.name
+
+
+def test_no_damage_of_a_manifest_is_a_crash(directory):
+    """What is read of a damaged one has the types of what was written, and can be written again."""
+    path, rng, refused = directory / artifacts.MANIFEST_NAME, random.Random(0), 0
+    content = path.read_bytes()
+    for i in range(2000):
+        path.write_bytes(mutant(content, rng))
+        os.utime(path, ns=(i, i))
+        try:
+            manifest = Manifest.load(directory)
+        except ManifestError as error:
+            refused += 1
+            assert str(path) in str(error) or "variant " in str(error) or "repack " in str(error)
+            assert artifacts.REMEDY in str(error) and artifacts.REMEDY in artifacts.find(VARIANT)
+            continue
+        for entry in manifest.kernels.values():
+            assert type(entry).from_json(json.loads(json.dumps(entry.to_json()))) == entry
+            assert {type(x) for x in (entry.num_threads, entry.smem_bytes, *entry.sass.values())} <= {int}
+        assert isinstance(artifacts.find(VARIANT), (Entry, str))
+        assert all("/" not in name for name in artifacts.listed(directory))
+    assert refused > 1000
+
+
+def test_a_manifest_in_depth(directory):
+    edit(directory, lambda f: variant(f).update(epilogue="relu(" * 5000 + "acc" + ")" * 5000))
+    with pytest.raises(ManifestError, match="run `python -m jax_bwgemm build`"):
+        Manifest.load(directory)
+    (directory / artifacts.MANIFEST_NAME).write_text("[" * 200_000)
+    with pytest.raises(ManifestError, match="requires JSON, got maximum recursion depth exceeded"):
+        Manifest.load(directory)
+
+
+def test_a_manifest_may_not_be_huge(directory):
+    with (directory / artifacts.MANIFEST_NAME).open("r+b") as file:
+        file.truncate(artifacts.MOST_MANIFEST_BYTES + 1)
+    assert "requires at most 67108864 bytes, got more" in artifacts.find(VARIANT)
+
+
+@pytest.fixture
+def second(directory, tmp_path_factory, monkeypatch):
+    """A directory behind the first, with the same kernels; all have PTX."""
+    second = tmp_path_factory.mktemp("second")
+    write_fake_artifacts(second, [*map(fake_entry, ALL), fake_repack(REPACK)])
+    for path in (*directory.glob("*.cubin"), *second.glob("*.cubin")):
+        path.with_suffix(f".{artifacts.PTX}").touch()
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{directory}{os.pathsep}{second}")
+    return second
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+    "fifo": lambda path: (path.unlink(), os.mkfifo(path)),
+    "endless": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "huge": lambda path: os.truncate(path, artifacts.MOST_KERNEL_BYTES + 1),
+    "damaged": lambda path: path.write_bytes(b"damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("file", [f"{NAME}.cubin", artifacts.MANIFEST_NAME])
+def test_the_next_directory_is_tried(file, damage, directory, second, monkeypatch):
+    damage(directory / file)
+    assert artifacts.find(VARIANT) == fake_entry(VARIANT)
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(directory))
+    reason = artifacts.find(VARIANT)
+    assert isinstance(reason, str) and str(directory / file) in reason and artifacts.REMEDY in reason
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_so_it_is_for_ptx(damage, directory, second):
+    damage(directory / f"{NAME}.{artifacts.PTX}")
+    assert artifacts.find(VARIANT, artifacts.PTX) == fake_entry(VARIANT)
+    assert artifacts.find_ptx(VARIANT) == second / f"{NAME}.{artifacts.PTX}"
+
+
+def test_a_directory_that_nobody_may_enter_is_a_reason(directory, second):
+    with forbidden(directory):
+        for suffix in (artifacts.CUBIN, artifacts.PTX):
+            assert "manifest.json cannot be read: Permission denied" in artifacts.find_in(directory, VARIANT, suffix)
+            assert "Permission denied" in artifacts.find(VARIANT, suffix)
+        assert "Permission denied" in artifacts.find_ptx(VARIANT)
+        assert len(artifacts.state()) == 2 and artifacts.sha256_of(NAME) is None
+        with pytest.raises(ManifestError, match="Permission denied"):
+            artifacts.verify(directory)
+
+
+def test_what_a_manifest_lists_is_known_whatever_its_version(directory):
+    names = {v.name for v in (*ALL, REPACK)}
+    assert artifacts.listed(directory) == names
+    edit(directory, lambda f: f.update(format=1, package_version="0.0.1", more=3))
+    edit(directory, lambda f: f["variants"].append({"name": "sm_90a_old"}))
+    assert artifacts.listed(directory) == names | {"sm_90a_old"}
+    edit(directory, lambda f: f["variants"].append({"name": "../sm_90a_other"}))
+    assert artifacts.listed(directory) == names | {"sm_90a_old"}  # none that leads elsewhere
+    for text in ("", "3", '{"variants": 3}', '{"variants": [3]}', '{"variants": [{}]}', '{"variants": [{"name": 3}]}'):
+        (directory / artifacts.MANIFEST_NAME).write_text(text)
+        assert artifacts.listed(directory) == set()

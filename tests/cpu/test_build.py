@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import fcntl
 import gzip
 import importlib.util
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_files import full_disk
 
 from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.recipe import Leaf, TensorMap
@@ -261,8 +263,8 @@ def test_changed_sources_build_everything_and_drop_what_was_not_asked(
     monkeypatch.setattr(sources, "dsl_version", lambda: "1.2.4")
     assert make.build(VARIANTS[:1], tmp_path).num_built == 1
     assert set(Manifest.load(tmp_path).entries) == {VARIANTS[0].name}
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".cubin", ".gz"}
-    assert len(list(tmp_path.iterdir())) == 3
+    files = (f"{VARIANTS[0].name}.cubin", f"{VARIANTS[0].name}.ptx.gz", "manifest.json", make.LOCK_NAME)
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
 def test_a_new_digest_builds_its_kind_again(
@@ -321,11 +323,64 @@ def test_an_interrupt_leaves_a_manifest_of_what_is_done(
 
 
 def test_foreign_files_stay(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").write_text("")
+    """Whatever they are called: what goes is what the manifest listed, or the build was asked for."""
+    foreign = ("notes.txt", "sm_90a_mine.cubin", "sm_90a_notes.txt", f"{VARIANTS[0].name}.cubin.bak", "x.cubin.12")
+    left = [f"{VARIANTS[0].name}.cubin.123", f"{VARIANTS[1].name}.ptx.gz.123.456"]
+    for name in (*foreign, *left):
+        (tmp_path / name).write_text("mine")
     make.build(VARIANTS, tmp_path)
-    assert (tmp_path / "notes.txt").exists()
-    assert not (tmp_path / "sm_90a_left_by_an_interrupt.cubin.123").exists()
+    assert all((tmp_path / name).read_text() == "mine" for name in foreign)
+    assert not any((tmp_path / name).exists() for name in left)
+
+
+def test_what_another_version_built_goes(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    make.build(VARIANTS, tmp_path)
+    fields = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(fields | {"format": 1}))
+    assert make.build(VARIANTS[:1], tmp_path).num_built == 1
+    assert [path.name for path in tmp_path.glob("*.cubin")] == [f"{VARIANTS[0].name}.cubin"]
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("theirs")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / make.LOCK_NAME).symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        make.build(VARIANTS, out)
+    assert (tmp_path / "victim").read_text() == "theirs" and fake_worker.asked == []
+
+
+def test_builds_of_one_directory_take_turns(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    waited: list[bool] = []
+    with (tmp_path / make.LOCK_NAME).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def on_wait() -> None:
+            waited.append(fake_worker.asked == [])
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert make.build(VARIANTS, tmp_path, on_wait=on_wait).num_built == len(VARIANTS)
+    make.build(VARIANTS, tmp_path, on_wait=on_wait)
+    assert waited == [True]
+
+
+def test_a_full_disk_leaves_the_old_manifest_and_no_more(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    make.build(VARIANTS[:1], tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with full_disk(1000), pytest.raises(OSError, match="File too large"):
+        make.build(VARIANTS, tmp_path)
+    after = {path.name for path in tmp_path.iterdir()}
+    assert after - before.keys() <= {f"{v.name}.{suffix}" for v in VARIANTS for suffix in ("cubin", "ptx.gz")}
+    assert (tmp_path / "manifest.json").read_bytes() == before["manifest.json"] and verify(tmp_path) == []
+    assert make.build(VARIANTS, tmp_path).num_kept == 1
+
+
+def test_in_this_process(fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make.concurrent.futures, "ProcessPoolExecutor", None)
+    fake_worker.bad = {VARIANTS[1].name}
+    report = make.build(VARIANTS, tmp_path, jobs=0)
+    assert (report.num_built, [failure.name for failure in report.failures]) == (2, [VARIANTS[1].name])
 
 
 def test_a_batch_has_one_target_and_every_process_gets_one() -> None:

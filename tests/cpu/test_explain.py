@@ -131,7 +131,7 @@ def test_a_missing_cubin(artifacts_dir, monkeypatch):
     find = artifacts.find
     alike = BEST_H200, Tile(256, 128, cluster_n=2)  # two tiles that are predicted alike, and so as a stream-K
     gone = {dataclasses.replace(tile, stream_k=split) for tile in alike for split in (False, True)}
-    monkeypatch.setattr(artifacts, "find", lambda v: "no cubin" if v.tile in gone else find(v))
+    monkeypatch.setattr(artifacts, "find", lambda v, suffix="cubin": "no cubin" if v.tile in gone else find(v, suffix))
     text = str(jax_bwgemm.explain(X, X, device="h200"))
     assert "cubin not available" in text
     assert "the best whose cubin is available; 128x256x64_cta1_cluster2x1 would be" in text

@@ -6,7 +6,9 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib.util
+import pwd
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fake_artifacts import fake_entry, write_fake_artifacts
+from privileges import forbidden
 
 import jax_bwgemm
 from jax_bwgemm.facts.arch import by_name
@@ -216,6 +219,21 @@ def test_the_handler_is_told_of_the_cache(builder, no_artifacts, tmp_path, monke
     assert registered == [(no_artifacts, tmp_path / "cache")]
 
 
+def test_a_damaged_cubin_is_a_reason_of_xlas(builder, no_artifacts):
+    """Aloud, where nothing may be compiled; the handler would refuse it when the program runs."""
+    variant = plan(PROBLEM, by_name("h200")).variant
+    write_fake_artifacts(no_artifacts, [fake_entry(variant)])
+    assert kernels(lower(matmul, (512, 256), (256, 1024))) == [variant.name]
+    (no_artifacts / f"{variant.name}.cubin").write_bytes(b"damaged")
+    (no_artifacts / "new").touch()  # the directory has changed: what was decided is asked again
+    with (
+        jax_bwgemm.config(compile_missing="never"),
+        pytest.raises(jax_bwgemm.FallbackError, match="XLA computes .*"),
+    ):
+        lower(matmul, (512, 256), (256, 1024))
+    assert "cubin requires sha256" in decision.decide(PROBLEM, "h200", variant.tile).reason
+
+
 def test_no_library_no_compiling(builder, no_artifacts, monkeypatch):
     device = type("H200", (), {"device_kind": "NVIDIA H200", "compute_capability": "9.0", "core_count": 132})
     monkeypatch.setattr(decision, "_cuda_devices", lambda: [device])
@@ -253,6 +271,40 @@ def test_the_cache_is_named_after_version_and_sources(real_cache_dir):
         source_sha256(VARIANT)[:16], source_sha256(other)[:16]
     )
     assert jit_build.cache_dir(other) != jit_build.cache_dir(VARIANT)
+
+
+@pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
+def test_the_cache_is_the_users_alone_or_not_used(real_cache_dir, monkeypatch):
+    directory = jit_build.cache_dir(VARIANT)
+    assert [stat.S_IMODE(x.stat().st_mode) for x in (directory, directory.parent)] == [0o700] * 2
+    directory.parent.chmod(0o777)
+    fake = FakeBuilder()
+    assert "requires a directory of user" in jit_build.build(VARIANT, fake) and fake.variants == []
+
+
+@pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
+def test_without_a_cache_there_is_a_reason(real_cache_dir, monkeypatch):
+    fake = FakeBuilder()
+    with forbidden(real_cache_dir):
+        assert jit_build.build(VARIANT, fake).endswith("cannot be made: Permission denied")
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(jit_build, "_results", {})
+    assert jit_build.build(VARIANT, fake).startswith("a cache requires a home directory, got none: set XDG_CACHE_HOME")
+    assert fake.variants == []
+
+
+def test_no_working_directory_is_a_reason(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert "No such file or directory" in jit_build.build_in_a_process(VARIANT, tmp_path)
 
 
 def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):

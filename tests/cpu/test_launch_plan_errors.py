@@ -270,6 +270,7 @@ def test_errors_of_a_residual(residual: ffi.Buffer | None, sentence: str) -> Non
             "the workspace requires at least 266240 bytes, got 266239",
         ),
         (ffi.Buffer.of("uint8", (0,)), "the workspace requires at least 266240 bytes, got 0"),
+        (ffi.Buffer.of("uint8", (-(2**63),)), "requires at least 266240 bytes, got -9223372036854775808"),
         (ffi.Buffer.of("uint8", (2**24, 1)), "`workspace` requires rank 1, got rank 2 (16777216, 1)"),
         (ffi.Buffer.of("int8", (2**24,)), "`workspace` requires uint8, for which the kernel is compiled, got int8"),
     ],

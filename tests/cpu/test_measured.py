@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
+import os
+import pwd
+import random
+import stat
 import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mutants import mutant
+from privileges import forbidden
 
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.epilogue import chain
@@ -106,6 +113,7 @@ def damages() -> dict[str, Any]:
         "problem": of_record(problem="64x128x256"),
         "date": of_record(date="yesterday"),
         "short time": of_record(times=[["t", False, 1.0]]),
+        "endless time": of_record(times=[["t", False, float("inf"), "c"]]),
         "zero time": of_record(times=[["t", False, 0.0, "c"]]),
         "no time": of_record(times=[["t", False, float("nan"), "c"]]),
         "swapped": of_record(times=[["t", "no", 1.0, "c"]]),
@@ -142,12 +150,10 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     path = tmp_path / "h200.json"
     measured.save(table(record(FAST)), path)
 
-    def interrupted(self: Path, text: str) -> int:
-        with self.open("w") as file:
-            file.write(text[:10])
+    def interrupted(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", interrupted)
+    monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measured.save(table(record(SLOW)), path)
     assert measured.load(path) == table(record(FAST))
@@ -217,6 +223,88 @@ def test_without_a_setting_the_table_is_in_the_cache(monkeypatch: pytest.MonkeyP
     assert measured.user_path("h200") == tmp_path / ".cache/jax_bwgemm/tables/h200.json"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert measured.user_path("h200") == tmp_path / "xdg/jax_bwgemm/tables/h200.json"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who named no directory of tables; a table has shipped."""
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
+    measured.save(table(record(SLOW)), measured.shipped_path("h200"))
+    monkeypatch.delenv("JAX_BWGEMM_TABLES")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    measured._user_path.cache_clear()
+    return tmp_path / "home"
+
+
+def test_without_a_home_there_is_no_user_table(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none in a directory `~` of the working directory."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    measured.save(table(record(FAST)), tmp_path / "~/.cache/jax_bwgemm/tables/h200.json")
+    assert list(measured.found("h200", PROBLEM)) == [record(SLOW)]
+    assert len(measured.state("h200")) == 1
+    with pytest.raises(ValueError, match="a table of times requires a directory, got no home: set JAX_BWGEMM_TABLES"):
+        measured.user_path("h200")
+
+
+def test_the_users_table_is_the_users_alone(home: Path) -> None:
+    measured.save(table(record(FAST)), measured.user_path("h200"))
+    directories = (home / ".cache/jax_bwgemm", home / ".cache/jax_bwgemm/tables")
+    assert [stat.S_IMODE(directory.stat().st_mode) for directory in directories] == [0o700] * 2
+    assert list(measured.found("h200", PROBLEM)) == [record(FAST), record(SLOW)]
+    directories[1].chmod(0o777)
+    measured._records.cache_clear()
+    with pytest.warns(UserWarning, match="no measured times are used: .*/tables requires a directory of user .* 777"):
+        assert list(measured.found("h200", PROBLEM)) == [record(SLOW)]
+    with pytest.raises(ValueError, match="/tables requires a directory of user"):
+        measured.save(table(record(FAST)), measured.user_path("h200"))
+
+
+def test_a_table_that_nobody_may_read_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.save(table(record(FAST)), measured.user_path("h200"))
+    with forbidden(home), pytest.warns(UserWarning, match="no measured times are used: .* Permission denied"):
+        measured.state("h200")
+        next(iter(measured.found("h200", PROBLEM)), None)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000])
+def test_a_table_in_depth_is_a_warning(text: str, user_dir: Path) -> None:
+    user_dir.mkdir()
+    measured.user_path("h200").write_text(text)
+    with pytest.warns(UserWarning, match="requires JSON, got maximum recursion depth exceeded"):
+        assert list(measured.found("h200", PROBLEM)) == []
+
+
+def test_a_table_that_never_ends_is_a_warning(user_dir: Path) -> None:
+    user_dir.mkdir()
+    measured.user_path("h200").symlink_to("/dev/zero")
+    with pytest.warns(UserWarning, match="it is no regular file"):
+        assert list(measured.found("h200", PROBLEM)) == []
+    os.mkfifo(measured.user_path("b200"))
+    with pytest.warns(UserWarning, match="it is no regular file"):
+        assert list(measured.found("b200", PROBLEM)) == []
+
+
+def test_no_damage_of_a_table_is_a_crash(tmp_path: Path) -> None:
+    path, rng, refused = tmp_path / "t.json", random.Random(0), 0
+    measured.save(table(record(FAST, SWAPPED), record(SLOW, problem=Problem(1, 2, 3))), path)
+    content = path.read_bytes()
+    for _ in range(1500):
+        path.write_bytes(mutant(content, rng))
+        try:
+            found = measured.load(path)
+        except ValueError as error:
+            refused += 1
+            assert "remove the file, or measure again" in str(error)
+            continue
+        assert all(0 < time.us < math.inf for record in found.records.values() for time in record.times)
+    assert refused > 750
 
 
 def test_shipped_tables_can_be_used() -> None:

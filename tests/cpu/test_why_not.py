@@ -251,13 +251,13 @@ def test_legal(tile, problem, arch):
             BEST_H200,
             changed(m=0),
             H200,
-            "`m` requires 1..2147483647, got 0",
+            "`m` requires 1..2147483392, got 0",
         ),
         (
             BEST_H200,
             changed(k=2**31),
             H200,
-            "`k` requires 1..2147483647, got 2147483648",
+            "`k` requires 1..2147483584, got 2147483648",
         ),
         (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True).transposed), H200, None),
         (

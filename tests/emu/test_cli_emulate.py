@@ -12,7 +12,7 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import ffi
-from tests.emu.shipped import copy_alone, why_missing
+from tests.emu.shipped import copy_alone, rewrite_ptx, why_missing
 
 SINGLE = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 INTEGER = Variant("sm_100a", "int8", "int8", "int32", "k", "k", Tile(128, 128, 128))
@@ -35,7 +35,7 @@ def own_artifacts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pa
 def break_kernel(ptx: pathlib.Path, old: str, new: str) -> None:
     text = gzip.decompress(ptx.read_bytes()).decode()
     assert old in text
-    ptx.write_bytes(gzip.compress(text.replace(old, new).encode()))
+    rewrite_ptx(ptx, gzip.compress(text.replace(old, new).encode()))
 
 
 def test_report(capsys: Output) -> None:
@@ -125,7 +125,9 @@ def test_missing_kernel_names_the_command_that_builds_it(own_artifacts: pathlib.
     assert f"`python -m jax_bwgemm build --only '{PAIR.name}'`" in capsys.readouterr().err
     own_artifacts.unlink()
     assert main(["emulate", "--tile", str(SINGLE.tile)]) == 2
-    assert f"{own_artifacts} is missing; run `python -m jax_bwgemm build`" in capsys.readouterr().err
+    assert (
+        f"{own_artifacts} is in the manifest but missing; run `python -m jax_bwgemm build`" in capsys.readouterr().err
+    )
 
 
 def test_a_fault_is_reported_and_exit_code_1(

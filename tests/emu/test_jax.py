@@ -26,7 +26,7 @@ from jax_bwgemm.runtime import decision, emulated, ffi
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning
 from jax_bwgemm.runtime.decision import decide
 from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
-from tests.emu.shipped import copy_alone, variants, why_missing
+from tests.emu.shipped import copy_alone, rewrite_ptx, variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100a") + variants("sm_90a"))), None)
@@ -410,7 +410,7 @@ def own_artifacts(compiles_anew: None, tmp_path: pathlib.Path, monkeypatch: pyte
 
 def test_missing_ptx_falls_back(own_artifacts: pathlib.Path) -> None:
     own_artifacts.unlink()
-    with pytest.raises(FallbackError, match="ptx.gz is missing; run `python -m jax_bwgemm build`"):
+    with pytest.raises(FallbackError, match="ptx.gz is in the manifest but missing; run `python"):
         matmul(normal(0, 16, 64), normal(1, 64, 64), tile=PAIR)
 
 
@@ -423,10 +423,16 @@ def test_missing_library_falls_back(
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b"no ptx"), gzip.compress(b"\xff")], ids=["gzip", "ptx", "text"]
+    "content",
+    [b"no gzip", gzip.compress(b"no ptx"), gzip.compress(b"\xff"), gzip.compress(b"ptx " * 99)[:12] + b"\xff" * 20],
+    ids=["gzip", "ptx", "text", "stream"],
 )
 def test_damaged_ptx_is_named(own_artifacts: pathlib.Path, content: bytes) -> None:
+    """Damaged, the next directory is asked and then XLA; built like that, it is a fault of the build."""
     own_artifacts.write_bytes(content)
+    with pytest.raises(FallbackError, match=r"ptx.gz requires sha256 \w+, got \w+; run `python"):
+        matmul(normal(0, 16, 64), normal(1, 64, 64), tile=PAIR)
+    rewrite_ptx(own_artifacts, content)
     with pytest.raises(ValueError, match="ptx.gz requires PTX that the emulator can read, got .*; run `python"):
         matmul(normal(0, 16, 64), normal(1, 64, 64))
 
@@ -434,7 +440,7 @@ def test_damaged_ptx_is_named(own_artifacts: pathlib.Path, content: bytes) -> No
 def test_a_broken_kernel_is_reported_through_jit(own_artifacts: pathlib.Path) -> None:
     """The emulator's report reaches the caller of a compiled function."""
     text = gzip.decompress(own_artifacts.read_bytes()).decode()
-    own_artifacts.write_bytes(gzip.compress(text.replace("fence.proxy.async", "// fence.proxy.async").encode()))
+    rewrite_ptx(own_artifacts, gzip.compress(text.replace("fence.proxy.async", "// fence.proxy.async").encode()))
     with pytest.raises(Exception, match=r"(?s)missing-proxy-fence.*CTA \d+ warp \d+, PTX line \d+"):
         jax.jit(matmul)(normal(0, 16, 64), normal(1, 64, 64)).block_until_ready()
 

@@ -1,23 +1,37 @@
 """The ahead-of-time build: catalogue -> cubins, PTX and one manifest. Incremental, parallel in processes.
 
-Never imports the compiler (the workers do) and draws nothing: the command line shows what `build` reports.
+Never imports the compiler (the workers do) and draws nothing: the command line shows what `build` reports. Of a
+directory it touches what its manifest lists, and what it is asked to build.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import fnmatch
-import hashlib
+import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
+from jax_bwgemm import _files, _processes
 from jax_bwgemm.kernels.aot import sources, worker
 from jax_bwgemm.kernels.aot.worker import Failure, Kernel, Result
-from jax_bwgemm.runtime.artifacts import Entry, Manifest, ManifestError, RepackEntry, write_manifest
+from jax_bwgemm.runtime.artifacts import (
+    CUBIN,
+    PTX,
+    Entry,
+    Manifest,
+    ManifestError,
+    RepackEntry,
+    is_whole,
+    listed,
+    write_manifest,
+)
 
+LOCK_NAME = ".lock"
 BATCH = 16  # kernels that one start of the disassembler serves; more would make the progress bar jump
 
 
@@ -44,24 +58,35 @@ def build(
     out: Path,
     jobs: int | None = None,
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Brings `out` up to date for `variants`. The manifest lists current kernels only, also after an interrupt."""
+    """Brings `out` up to date for `variants`, after any other build there, for which `on_wait` is called.
+
+    `jobs`: processes, one a CPU by default; 0 compiles in this one. The manifest lists current kernels only, also after
+    an interrupt. OSError where `out` cannot be written.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    with _files.locked(out / LOCK_NAME, on_wait):
+        return _build(variants, out, _num_cpus() if jobs is None else jobs, progress)
+
+
+def _build(variants: Sequence[Kernel], out: Path, jobs: int, progress: Callable[[int, int], None]) -> Report:
     digests = {variant.name: sources.source_sha256(variant) for variant in variants}
-    current = up_to_date(out)
+    current, own = up_to_date(out), listed(out) | digests.keys()
     stale = [variant for variant in variants if variant.name not in current]
     built: dict[str, Entry | RepackEntry] = {}
     failures: list[Failure] = []
     try:
-        for results in _run(_batches(stale, jobs or _num_cpus()), out, digests, jobs or _num_cpus()):
-            built |= {result.name: result for result in results if not isinstance(result, Failure)}
-            failures += [result for result in results if isinstance(result, Failure)]
-            progress(len(built) + len(failures), len(stale))
+        with contextlib.closing(_run(_batches(stale, max(1, jobs)), out, digests, jobs)) as batches:
+            for results in batches:
+                built |= {result.name: result for result in results if not isinstance(result, Failure)}
+                failures += [result for result in results if isinstance(result, Failure)]
+                progress(len(built) + len(failures), len(stale))
     finally:
         entries = tuple((current | built).values())
         if stale or not current:
             write_manifest(out, entries, sources.dsl_version())
-            remove_strangers(out, {entry.name for entry in entries})
+            _remove_stale(out, own, {entry.name for entry in entries})
     return Report(entries, tuple(failures), len(built), len(variants) - len(stale))
 
 
@@ -71,26 +96,21 @@ def up_to_date(out: Path) -> dict[str, Entry | RepackEntry]:
         entries = Manifest.load(out).kernels
     except ManifestError:
         return {}
-    return {name: entry for name, entry in entries.items() if _is_current(entry) and _is_whole(out, entry)}
+    return {name: entry for name, entry in entries.items() if _is_current(entry) and is_whole(out, entry)}
 
 
-def remove_strangers(out: Path, names: set[str]) -> None:
-    """Deletes the files of variants that the manifest does not list, and what an interrupted write left."""
-    wanted = {f"{name}.{suffix}" for name in names for suffix in ("cubin", "ptx.gz")}
-    for path in out.glob("sm_*"):
-        if path.name not in wanted:
+def _remove_stale(out: Path, own: set[str], kept: set[str]) -> None:
+    """Deletes the files of kernels that were this build's `own` and are not `kept`, and what an interrupted write of
+    one left. Nobody else builds here: the directory is locked."""
+    files = {f"{name}.{suffix}" for name in own for suffix in (CUBIN, PTX)}
+    stale = files - {f"{name}.{suffix}" for name in kept for suffix in (CUBIN, PTX)}
+    for path in out.iterdir():
+        if path.name in stale or _files.is_scratch_of(path.name, files):
             path.unlink()
 
 
 def _is_current(entry: Entry | RepackEntry) -> bool:
     return entry.source_sha256 == sources.source_sha256(entry.variant if isinstance(entry, Entry) else entry.repack)
-
-
-def _is_whole(out: Path, entry: Entry | RepackEntry) -> bool:
-    cubin = out / f"{entry.name}.cubin"
-    if not cubin.exists() or not (out / f"{entry.name}.ptx.gz").exists():
-        return False
-    return hashlib.sha256(cubin.read_bytes()).hexdigest() == entry.cubin_sha256
 
 
 def _num_cpus() -> int:
@@ -106,24 +126,35 @@ def _batches(variants: Sequence[Kernel], jobs: int) -> list[list[Kernel]]:
     return [own[i : i + size] for own in by_target.values() for i in range(0, len(own), size)]
 
 
-def _run(batches: list[list[Kernel]], out: Path, digests: dict[str, str], jobs: int) -> Iterable[list[Result]]:
+def _run(
+    batches: list[list[Kernel]], out: Path, digests: dict[str, str], jobs: int
+) -> Generator[list[Result], None, None]:
     if not batches:
         return
+    if jobs == 0:
+        for batch in batches:
+            yield _results(functools.partial(worker.build_batch, batch, out, digests), batch)
+        return
     spawn = multiprocessing.get_context("spawn")  # never threads: the compiler's context belongs to a thread
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(batches)), mp_context=spawn) as pool:
-        futures = {
-            pool.submit(worker.build_batch, batch, out, {v.name: digests[v.name] for v in batch}): batch
-            for batch in batches
-        }
+    with concurrent.futures.ProcessPoolExecutor(
+        min(jobs, len(batches)), spawn, _processes.end_with_parent, (os.getpid(),)
+    ) as pool:
         try:
+            futures = {
+                pool.submit(worker.build_batch, batch, out, {v.name: digests[v.name] for v in batch}): batch
+                for batch in batches
+            }
             for future in concurrent.futures.as_completed(futures):
-                yield _results(future, futures[future])
-        finally:
+                yield _results(future.result, futures[future])
+        except BaseException:  # nobody waits for the rest
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
-def _results(future: concurrent.futures.Future[list[Result]], batch: list[Kernel]) -> list[Result]:
+def _results(result: Callable[[], list[Result]], batch: list[Kernel]) -> list[Result]:
     try:
-        return future.result()
+        return result()
     except Exception as error:  # the process died, or a tool is missing: every variant of the batch is named
         return [Failure(variant.name, f"{type(error).__name__}: {error}") for variant in batch]

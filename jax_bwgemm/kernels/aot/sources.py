@@ -23,7 +23,7 @@ OWN = {  # of one kind alone
     "repack": ("kernels.repack",),
 }
 # Of files (their format has a number), of plans: of no bytes.
-NOT_SOURCES = {"runtime.artifacts", "facts.constants", "facts.legality"}
+NOT_SOURCES = {"_files", "runtime.artifacts", "facts.constants", "facts.legality"}
 _PACKAGE = Path(__file__).parents[2]
 
 

@@ -9,19 +9,19 @@ import dataclasses
 import gc
 import gzip
 import hashlib
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_bwgemm._files import write_atomically
 from jax_bwgemm.facts.recipe import Recipe
 from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.variant import Variant, why_not_variant
 from jax_bwgemm.kernels.aot import refusals, sass
 from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.aot.cubin import Facts, read_cubin
-from jax_bwgemm.runtime.artifacts import Entry, RepackEntry
+from jax_bwgemm.runtime.artifacts import CUBIN, PTX, Entry, RepackEntry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +76,18 @@ def _finish(
     reason = refusals.why_refused(variant, compiled, facts, counts)
     if reason:
         return Failure(variant.name, reason)
-    write_atomically(out / f"{variant.name}.cubin", compiled.cubin)
-    write_atomically(out / f"{variant.name}.ptx.gz", gzip.compress(compiled.ptx.encode(), mtime=0))
-    return _entry(variant, compiled, facts, counts, source_sha256)
+    ptx = gzip.compress(compiled.ptx.encode(), mtime=0)
+    write_atomically(out / f"{variant.name}.{CUBIN}", compiled.cubin)
+    write_atomically(out / f"{variant.name}.{PTX}", ptx)
+    digests = {
+        "cubin_sha256": hashlib.sha256(compiled.cubin).hexdigest(),
+        "ptx_sha256": hashlib.sha256(ptx).hexdigest(),
+    }
+    return _entry(variant, compiled, facts, counts, digests | {"source_sha256": source_sha256})
 
 
 def _entry(
-    variant: Kernel, compiled: Compiled, facts: Facts, counts: dict[str, int], source_sha256: str
+    variant: Kernel, compiled: Compiled, facts: Facts, counts: dict[str, int], digests: dict[str, str]
 ) -> Entry | RepackEntry:
     common: dict[str, Any] = {
         "entry": compiled.entry,
@@ -92,8 +97,7 @@ def _entry(
         "spill_bytes": facts.stack_bytes,
         "sass": counts,
         "ptxas": facts.ptxas,
-        "cubin_sha256": hashlib.sha256(compiled.cubin).hexdigest(),
-        "source_sha256": source_sha256,
+        **digests,
     }
     if isinstance(variant, Repack):
         return RepackEntry(repack=variant, **common)
@@ -104,9 +108,3 @@ def _entry(
         recipe=Recipe(compiled.buffers, compiled.tensor_maps, refusals.lay_out(compiled.params)),
         **common,
     )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    scratch.replace(path)
