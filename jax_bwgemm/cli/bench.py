@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
+    parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of --random, --regret and --fit (default: %(default)s)")
@@ -69,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import models
 
         return models.main(args.rounds, args.json, args.commit)
+    if args.decode:
+        from jax_bwgemm.bench import decode
+
+        return decode.main(args.rounds, args.json, args.commit)
     if args.lowering:
         from jax_bwgemm.bench import lowerings
 

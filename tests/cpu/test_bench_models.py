@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.bench import meshes, models, timing
+from jax_bwgemm.bench import decode, meshes, models, timing
 from jax_bwgemm.facts.arch import ARCHS
 
 ROUNDS = timing.MIN_ROUNDS
@@ -22,7 +22,7 @@ def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = jax_bwgemm.matmul
     ours = lambda *x, on_fallback, **settings: quiet(*x, on_fallback="ignore", **settings)  # noqa: E731
     monkeypatch.setattr(jax_bwgemm, "matmul", ours)
-    for module in (meshes, models):
+    for module in (decode, meshes, models):
         monkeypatch.setattr(module, "target_arch", lambda device: ARCHS["h200"])
     monkeypatch.setattr(timing, "rest", lambda us: None)
     monkeypatch.setattr(timing, "HOST_BATCH", 1)
@@ -63,10 +63,23 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> No
     assert max(row["losses"].values()) == pytest.approx(min(row["losses"].values()), rel=1e-3)
 
 
-def test_models_want_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "target_arch", lambda device: "there is none")
-    with pytest.raises(ValueError, match="`--models` requires a Hopper or Blackwell GPU, got none: there is none"):
-        models.main(ROUNDS, None, "")
+def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "OPTIONS", {"default": {}})  # a CPU knows no other
+    path = tmp_path / "new" / "h200.json"
+    assert decode.main(ROUNDS, path, "", decode.Model(3, 64, 32, 96, 4)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["form"] for row in rows] == ["list", "scan"]
+    assert all(row["difference"] == 0 and row["executes"] == 0 and row["ours_us"] > 0 for row in rows)  # both XLA's
+    model = decode.Model(3, 64, 32, 96, 4)
+    by_list, by_scan = (decode.FORMS[form](model, *decode.make_operands(model, form)) for form in decode.FORMS)
+    assert jax.numpy.allclose(by_list.astype("float32"), by_scan.astype("float32"), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(("module", "flag"), [(models, "models"), (decode, "decode")])
+def test_they_want_a_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, flag: str) -> None:
+    monkeypatch.setattr(module, "target_arch", lambda device: "there is none")
+    with pytest.raises(ValueError, match=f"`--{flag}` requires a Hopper or Blackwell GPU, got none: there is none"):
+        module.main(ROUNDS, None, "")
 
 
 def test_a_programs_kernels_are_counted() -> None:

@@ -1,0 +1,133 @@
+"""`bench --decode`: a step of decoding through many layers, as a list and as a scan, by host time, of which what launches
+cost is a part. Ours under `jax_bwgemm.install()` and XLA, alternately, under options of XLA's command buffers.
+
+A layer has the products of a gated transformer block and what stands between them, but no attention, which has a cache
+of its own; a step is memory-bound, and its products are short enough for launches to show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_bwgemm
+from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.runtime import ffi
+from jax_bwgemm.runtime.decision import target_arch
+
+CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "graphs of any size": {"xla_gpu_graph_min_graph_size": 1},
+    "loops in graphs": {"xla_gpu_enable_command_buffer": f"{CAPTURED},WHILE"},
+    "no graphs": {"xla_gpu_enable_command_buffer": ""},
+}  # compiler options of XLA
+CALLS = 6  # until command buffers are there, and what is counted stays the same
+Weights = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """`layers` of a gated block with grouped keys and values, for `batch` tokens, one of each sequence."""
+
+    layers: int = 32
+    width: int = 4096
+    grouped: int = 1024
+    ffn: int = 14336
+    batch: int = 16
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        d, f = self.width, self.ffn
+        return {"qkv": (d, d + 2 * self.grouped), "o": (d, d), "gate": (d, f), "up": (d, f), "down": (f, d)}
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers, d {self.width}, ffn {self.ffn} gated, batch {self.batch}"
+
+
+def layer(model: Model, x: jax.Array, w: Weights) -> jax.Array:
+    x = x + (_norm(x) @ w["qkv"])[:, : model.width] @ w["o"]
+    h = _norm(x)
+    return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+
+
+def as_list(model: Model, x: jax.Array, weights: list[Weights]) -> jax.Array:
+    for w in weights:
+        x = layer(model, x, w)
+    return x
+
+
+def as_scan(model: Model, x: jax.Array, weights: Weights) -> jax.Array:
+    return jax.lax.scan(lambda x, w: (layer(model, x, w), None), x, weights)[0]
+
+
+FORMS: Mapping[str, Callable[..., jax.Array]] = {"list": as_list, "scan": as_scan}
+
+
+def main(rounds: int, path: Path | None, commit: str, model: Model | None = None) -> int:
+    arch = target_arch(None)
+    if isinstance(arch, str):
+        raise ValueError(f"`--decode` requires a Hopper or Blackwell GPU, got none: {arch}")
+    model = model or Model()
+    path = path or Path(__file__).parent / "results" / "decode" / f"{arch.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {"machine": machine.describe(commit), "model": dataclasses.asdict(model)}
+    content |= {"rounds": rounds, "rows": []}
+    print(f"{model}: host time of {timing.HOST_BATCH} steps, launches included")
+    for form in FORMS:
+        operands = make_operands(model, form)
+        for option, compiler_options in OPTIONS.items():
+            row = {"form": form, "options": option} | measure(model, form, compiler_options, operands, rounds)
+            content["rows"].append(row)
+            print(
+                f"{form:5} {option:20} ours {row['ours_us']:8.1f} us  XLA {row['xla_us']:8.1f} us  "
+                f"{row['xla_us'] / row['ours_us']:.3f}  our handler ran {row['executes']} times a step",
+                flush=True,
+            )
+            path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
+def measure(
+    model: Model, form: str, options: Mapping[str, Any], operands: tuple[jax.Array, Any], rounds: int
+) -> dict[str, Any]:
+    def compiled() -> Any:
+        step = jax.jit(lambda x, weights: FORMS[form](model, x, weights), compiler_options=dict(options))
+        return step.lower(*operands).compile()
+
+    with jax_bwgemm.installed():
+        ours = compiled()
+    programs = {"ours": ours, "xla": compiled()}
+    executes = 0
+    for _ in range(CALLS):
+        before = ffi.execute_count()
+        jax.block_until_ready(ours(*operands))
+        executes = ffi.execute_count() - before
+    measures = {name: timing.host_clock(program, 1, *operands) for name, program in programs.items()}
+    samples = timing.alternate(measures, rounds, 0.0)
+    outs = [program(*operands).astype(jnp.float32) for program in programs.values()]
+    times = {f"{name}_us": sample.median_us for name, sample in samples.items()}
+    return times | {"executes": executes, "difference": float(jnp.abs(outs[0] - outs[1]).max())}
+
+
+def make_operands(model: Model, form: str) -> tuple[jax.Array, Any]:
+    def normal(key: jax.Array, *shape: int) -> jax.Array:
+        return jax.random.normal(key, shape, jnp.bfloat16) * shape[-2] ** -0.5
+
+    keys = dict(zip(model.shapes(), jax.random.split(jax.random.key(0), len(model.shapes())), strict=True))
+    stacked = {name: normal(keys[name], model.layers, *shape) for name, shape in model.shapes().items()}
+    x = jax.random.normal(jax.random.key(1), (model.batch, model.width), jnp.bfloat16)
+    if form == "scan":
+        return x, stacked
+    return x, [{name: w[i] for name, w in stacked.items()} for i in range(model.layers)]
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
