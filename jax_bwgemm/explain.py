@@ -13,7 +13,7 @@ from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
 from jax_bwgemm.facts.padding import padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
-from jax_bwgemm.matmul import checked_params, posed, why_not_ours
+from jax_bwgemm.matmul import as_array, checked_params, posed, why_not_ours
 from jax_bwgemm.ops.shape_rules import matmul_shape
 from jax_bwgemm.planner.cost import repack_us
 from jax_bwgemm.planner.measured import Record
@@ -162,6 +162,7 @@ def _explain_matmul(
     emulate: str | None = None,
     **chosen: Any,
 ) -> Explanation:
+    a, b = (x if isinstance(x, jax.ShapeDtypeStruct) else as_array(name, x) for name, x in (("a", a), ("b", b)))
     matmul_shape(a.shape, b.shape)
     params = checked_params(a, b, bias=bias, residual=residual, **chosen)
     problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)

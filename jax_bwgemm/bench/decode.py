@@ -1,5 +1,5 @@
-"""`bench --decode`: a step of decoding through many layers, as a list and as a scan, by host time, of which what launches
-cost is a part. Ours under `jax_bwgemm.install()` and XLA, alternately, under options of XLA's command buffers.
+"""`bench --decode`: a step of decoding through many layers, as a list and as a scan, by host time: launches count. Ours
+under `jax_bwgemm.install()` and XLA, alternately, under options of XLA's command buffers.
 
 A layer has the products of a gated transformer block and what stands between them, but no attention, which has a cache
 of its own; a step is memory-bound, and its products are short enough for launches to show.

@@ -234,3 +234,12 @@ def test_float64_is_explained():
     x = jax.ShapeDtypeStruct((64, 64), np.dtype("float64"))
     with jax.enable_x64(True):
         assert "float64*float64->float64" in str(jax_bwgemm.explain(x, x, device="h200"))
+
+
+@pytest.mark.parametrize("bad", [[1.0], "x", None])
+def test_explain_of_no_array(bad):
+    for a, b in ((bad, X), (X, bad)):
+        with pytest.raises(TypeError, match="`[ab]` requires an array, got"):
+            jax_bwgemm.explain(a, b, device="h200")
+    with pytest.raises(ValueError, match="requires"):
+        jax_bwgemm.explain(1.0, X, device="h200")  # a scalar has no k
