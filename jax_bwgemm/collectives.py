@@ -30,6 +30,7 @@ from jax_bwgemm.ops.shape_rules import check_bias, check_residual, match_varying
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
+Rows = Array | tuple[Array, ...]  # of all devices: in order, or those of each device from this one on
 GATHER_CHUNKS, SCATTER_CHUNKS = 1, 2  # of a device's rows
 
 
@@ -39,6 +40,7 @@ def all_gather_matmul(
     axis_name: str,
     *,
     gather_dimension: int = -2,
+    in_order: bool = True,
     num_chunks: int | None = None,
     out_dtype: Any = None,
     alpha: float = 1.0,
@@ -50,7 +52,7 @@ def all_gather_matmul(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
-) -> Array:
+) -> Any:
     """`matmul(lax.all_gather(a, axis_name, axis=gather_dimension, tiled=True), b)`, in a `jax.shard_map`: while a shard
     is multiplied, the next one arrives.
 
@@ -63,15 +65,18 @@ def all_gather_matmul(
       b: array of shape (k, n). Of stacks of products, `jax.vmap` makes one.
       axis_name: a manual axis of the surrounding `jax.shard_map`, of any size.
       gather_dimension: the dimension of `a` along which the shards lie, the rows (-2) or one before them.
+      in_order: False for a tuple, of the result's rows that belong to this device's shard, to that of the next device
+        along the axis, and so on around it. It saves a pass over the result, which puts them in order, and
+        `matmul_reduce_scatter` takes it.
       num_chunks: parts into which a shard is divided, each of which travels and is multiplied by itself; None for 1.
         More help where transfers take longer than products. The gradient divides likewise.
       out_dtype, alpha, bias, activation, precision, tile, on_fallback, device, emulate: as `matmul`'s; `tile` is for
         the product of a part of a shard.
-      residual: array of the result's shape.
+      residual: array of the result's shape; not for a tuple.
 
     Returns:
-      An array of shape (..., m, n) whose `gather_dimension` is as many times larger as the axis has devices. It varies
-      over the axis.
+      An array of shape (..., m, n) whose `gather_dimension` is as many times larger as the axis has devices; or that
+      many arrays of shape (..., m, n). They vary over the axis.
 
     Raises:
       ValueError: an axis that is not manual here, a dimension that cannot be gathered, a `b` that is no matrix, or
@@ -86,13 +91,16 @@ def all_gather_matmul(
     size, dim = _checked("all_gather_matmul", a, b, axis_name, num_chunks, gather_dimension=gather_dimension)
     if bias is not None:
         check_bias(bias, a.shape, b.shape)
+    if residual is not None and not in_order:
+        raise ValueError("`residual` requires `in_order=True`, got False; add its rows to those of each device")
     if residual is not None:
         shape = list(matmul_shape(a.shape, b.shape))
         shape[dim] *= size
         check_residual(residual, tuple(shape))
     settings = resolve(on_fallback, device, emulate)
     options = _options(settings, alpha=alpha, activation=activation, precision=precision, tile=tile)
-    ring = _Ring(axis_name, size, dim, num_chunks, result_dtype(a.dtype, b.dtype, out_dtype), options, settings)
+    dtype = result_dtype(a.dtype, b.dtype, out_dtype)
+    ring = _Ring(axis_name, size, dim, in_order, num_chunks, dtype, options, settings)
     given = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
     rounded = (jnp.asarray(x).astype(ring.out_dtype) for x in given.values())
     a, b, *extras, _ = match_varying(a, b, *rounded, lax.axis_index(axis_name))
@@ -122,7 +130,8 @@ def matmul_reduce_scatter(
     `b` is one product of all rows.
 
     Args:
-      a: array of shape (..., m, k): all rows, and this device's part of k.
+      a: array of shape (..., m, k): all rows, and this device's part of k; or a tuple of each device's rows from this
+        one on, as `all_gather_matmul` returns with `in_order=False`: that saves a pass over them.
       b: array of shape (k, n), this device's part of k. Of stacks of products, `jax.vmap` makes one.
       axis_name: a manual axis of the surrounding `jax.shard_map`, of any size.
       scatter_dimension: the dimension of the result of which every device gets its part: the rows (-2) or one before
@@ -144,18 +153,26 @@ def matmul_reduce_scatter(
       ...     return jax_bwgemm.matmul_reduce_scatter(h, w, "model")
       >>> jax.shard_map(down, mesh=mesh, in_specs=(P(None, "model"), P("model")), out_specs=P("model"))(h, w)
     """
-    a, b = of_one_dtype(as_array("a", a), as_array("b", b))
-    size, dim = _checked("matmul_reduce_scatter", a, b, axis_name, num_chunks, scatter_dimension=scatter_dimension)
-    if a.shape[dim] % size:
+    parts = [as_array("a", x) for x in (a if isinstance(a, tuple) else (a,))]
+    b = as_array("b", b)
+    first, b = of_one_dtype(parts[0], b)
+    size, dim = _checked("matmul_reduce_scatter", first, b, axis_name, num_chunks, scatter_dimension=scatter_dimension)
+    if isinstance(a, tuple) and (len(a) != size or any((x.shape, x.dtype) != (a[0].shape, a[0].dtype) for x in a)):
+        got = ", ".join(str(jax.typeof(x)) for x in parts)
+        raise ValueError(
+            f"`a` requires {size} arrays of one shape and dtype for the devices of {axis_name!r}, got {got}"
+        )
+    if not isinstance(a, tuple) and first.shape[dim] % size:
         raise ValueError(
             f"`scatter_dimension` requires a size that is a multiple of the {size} devices of {axis_name!r}, got "
-            f"{a.shape[dim]} in {a.shape}; pad `a` with zeros"
+            f"{first.shape[dim]} in {first.shape}; pad `a` with zeros"
         )
     settings = resolve(on_fallback, device, emulate)
     options = _options(settings, precision=precision, tile=tile)
-    ring = _Ring(axis_name, size, dim, num_chunks, result_dtype(a.dtype, b.dtype, out_dtype), options, settings)
-    a, b, _ = match_varying(a, b, lax.axis_index(axis_name))
-    return _product_scatter(ring, a, b)
+    dtype, in_order = result_dtype(first.dtype, b.dtype, out_dtype), not isinstance(a, tuple)
+    ring = _Ring(axis_name, size, dim, in_order, num_chunks, dtype, options, settings)
+    *parts, b, _ = match_varying(*(x.astype(first.dtype) for x in parts), b, lax.axis_index(axis_name))
+    return _product_scatter(ring, parts[0] if in_order else tuple(parts), b)
 
 
 def _checked(what: str, a: Array, b: Array, axis_name: Any, num_chunks: Any, **dimension: int) -> tuple[int, int]:
@@ -199,6 +216,7 @@ class _Ring:
     axis_name: Any
     size: int
     dim: int
+    in_order: bool
     num_chunks: int | None
     out_dtype: Any
     options: tuple[tuple[str, Any], ...]
@@ -222,18 +240,23 @@ class _Ring:
         num = max(1, min(self.num_chunks or default, rows))
         return list(itertools.pairwise(i * rows // num for i in range(num + 1)))
 
-    def part(self, x: Array, device: int, bounds: tuple[int, int]) -> Array:
+    def part(self, x: Rows, device: int, bounds: tuple[int, int]) -> Array:
         """Of all rows: those of the `device`th device from this one on, within `bounds`."""
+        if isinstance(x, tuple):
+            return lax.slice_in_dim(x[device], *bounds, axis=x[device].ndim + self.dim)
         owner = (lax.axis_index(self.axis_name) + device) % self.size
         start = owner * (x.shape[self.dim] // self.size) + bounds[0]
         return lax.dynamic_slice_in_dim(x, start, bounds[1] - bounds[0], x.ndim + self.dim)
 
-    def in_order(self, parts: Sequence[Array]) -> Array:
-        """All rows, of chunks of every device's from this one on. One pass, which XLA fuses with what follows."""
-        axis = parts[0].ndim + self.dim
-        rows = sum(part.shape[axis] for part in parts)
+    def whole(self, chunks: Sequence[Array]) -> Rows:
+        """All rows, of chunks of every device's from this one on. Their order takes one pass, which XLA fuses with what
+        follows."""
+        axis, num = chunks[0].ndim + self.dim, len(chunks) // self.size
+        if not self.in_order:
+            return tuple(lax.concatenate(chunks[i : i + num], axis) for i in range(0, len(chunks), num))
+        rows = sum(chunk.shape[axis] for chunk in chunks)
         first = (self.size - lax.axis_index(self.axis_name)) % self.size * (rows // self.size)
-        return lax.dynamic_slice_in_dim(lax.concatenate([*parts, *parts], axis), first, rows, axis)
+        return lax.dynamic_slice_in_dim(lax.concatenate([*chunks, *chunks], axis), first, rows, axis)
 
 
 def _gathered(ring: _Ring, a: Array, b: Array, bias: Any = None, residual: Any = None, **options: Any) -> Any:
@@ -257,11 +280,12 @@ def _gathered(ring: _Ring, a: Array, b: Array, bias: Any = None, residual: Any =
     return chunks, outs
 
 
-def _scattered(ring: _Ring, a: Array, b: Array) -> Array:
+def _scattered(ring: _Ring, a: Rows, b: Array) -> Array:
     """This device's rows of the sum. Each product waits for the one before, not for a transfer: what it is added to was
     sent when the first of `num_chunks` products before it was done."""
     dtype = sum_dtype(ring.out_dtype, ring.settings.partial_sums)
-    bounds = ring.bounds(a.shape[ring.dim] // ring.size, SCATTER_CHUNKS)
+    own = a[0].shape[ring.dim] if isinstance(a, tuple) else a.shape[ring.dim] // ring.size
+    bounds = ring.bounds(own, SCATTER_CHUNKS)
     is_fused = len(bounds) > 1 and jnp.issubdtype(dtype, jnp.floating)
     sums: list[Array] = []
     for device, bound in itertools.product(reversed(range(ring.size)), bounds):
@@ -270,70 +294,81 @@ def _scattered(ring: _Ring, a: Array, b: Array) -> Array:
         received = ring.send(sums[-len(bounds)], 1) if len(sums) >= len(bounds) else None
         out = ring.multiply(ring.part(a, device, bound), b, out_dtype=dtype, residual=received if is_fused else None)
         sums.append(out if received is None or is_fused else out + received)
-    return round_to(lax.concatenate(sums[-len(bounds) :], a.ndim + ring.dim), ring.out_dtype)
+    return round_to(lax.concatenate(sums[-len(bounds) :], sums[0].ndim + ring.dim), ring.out_dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_product(ring: _Ring, a: Array, b: Array, extras: dict[str, Array]) -> Array:
-    return ring.in_order(_gathered(ring, a, b, **extras)[1])
+def _gather_product(ring: _Ring, a: Array, b: Array, extras: dict[str, Array]) -> Rows:
+    return ring.whole(_gathered(ring, a, b, **extras)[1])
 
 
-def _gather_forward(ring: _Ring, a: Array, b: Array, extras: dict[str, Array]) -> tuple[Array, Any]:
+def _gather_forward(ring: _Ring, a: Array, b: Array, extras: dict[str, Array]) -> tuple[Rows, Any]:
     """Keeps the gathered rows, and the argument of an activation."""
     activation, names = dict(ring.options)["activation"], dict.fromkeys(extras, ())
     if activation is None:
         chunks, outs = _gathered(ring, a, b, **extras)
-        return ring.in_order(outs), (chunks, b, None, names)
+        return ring.whole(outs), (chunks, b, None, names)
     dtype = jnp.dtype("bfloat16") if str(ring.out_dtype) in FP8_DTYPES else ring.out_dtype
-    bias, residual = extras.get("bias"), extras.get("residual")
-    chunks, outs = _gathered(ring, a, b, bias, activation=None, out_dtype=dtype)
-    argument = ring.in_order(outs)
-    added = () if residual is None else (residual,)
+    added = [extras[name] for name in ("residual",) if name in extras]
+    chunks, outs = _gathered(ring, a, b, extras.get("bias"), activation=None, out_dtype=dtype)
+    argument = ring.whole(outs)
     epilogue = chain(activation=activation, has_residual=bool(added))
-    (out,) = finish(argument.astype(jnp.float32), epilogue, added, ring.out_dtype)
+    out = jax.tree.map(lambda x: finish(x.astype(jnp.float32), epilogue, added, ring.out_dtype)[0], argument)
     return out, (chunks, b, argument, names)
 
 
-def _gather_backward(ring: _Ring, kept: Any, ct: Array) -> tuple[Array, Array, dict[str, Array]]:
+def _gather_backward(ring: _Ring, kept: Any, ct: Rows) -> tuple[Array, Array, dict[str, Any]]:
     chunks, b, argument, names = kept
     gradients = {"residual": ct}
     if argument is not None:
-        epilogue = chain(activation=dict(ring.options)["activation"])
-        active = lambda x: finish(x.astype(jnp.float32), epilogue, (), jnp.dtype("float32"))[0]  # noqa: E731
-        (ct,) = jax.vjp(active, argument)[1](ct.astype(jnp.float32))
-    gradients["bias"] = ct.astype(jnp.float32).sum(range(ct.ndim - 1)).astype(ring.out_dtype)
-    of_a = ring.gradient(chunks[0].dtype, ct.dtype)
-    of_b = _of_rows(ring, ring.in_order(chunks), ct, b.dtype)
+        ct = jax.tree.map(functools.partial(_slope_times, dict(ring.options)["activation"]), argument, ct)
+    flat = _flat(ct)
+    gradients["bias"] = flat.astype(jnp.float32).sum(0).astype(ring.out_dtype)
+    of_a = ring.gradient(chunks[0].dtype, flat.dtype)
+    of_b = _of_rows(ring, ring.whole(chunks), flat, b.dtype)
     return _scattered(of_a, *_factors(ct, b.T, of_a)), of_b, {name: gradients[name] for name in names}
 
 
+def _slope_times(activation: str, argument: Array, ct: Array) -> Array:
+    """The cotangent of an activation's argument, in its dtype."""
+    f = functools.partial(finish, epilogue=chain(activation=activation), operands=(), out_dtype=jnp.dtype("float32"))
+    (ct,) = jax.vjp(lambda x: f(x.astype(jnp.float32))[0], argument)[1](ct.astype(jnp.float32))
+    return ct
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product_scatter(ring: _Ring, a: Array, b: Array) -> Array:
+def _product_scatter(ring: _Ring, a: Rows, b: Array) -> Array:
     return _scattered(ring, a, b)
 
 
-def _scatter_forward(ring: _Ring, a: Array, b: Array) -> tuple[Array, Any]:
+def _scatter_forward(ring: _Ring, a: Rows, b: Array) -> tuple[Array, Any]:
     return _scattered(ring, a, b), (a, b)
 
 
-def _scatter_backward(ring: _Ring, kept: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
+def _scatter_backward(ring: _Ring, kept: tuple[Rows, Array], ct: Array) -> tuple[Rows, Array]:
     a, b = kept
-    of_a = ring.gradient(a.dtype, ct.dtype)
+    of_a = ring.gradient(jax.tree.leaves(a)[0].dtype, ct.dtype)
     chunks, outs = _gathered(of_a, *_factors(ct, b.T, of_a))
-    return ring.in_order(outs), _of_rows(ring, a, ring.in_order(chunks), b.dtype)
+    return ring.whole(outs), _of_rows(ring, a, _flat(ring.whole(chunks)), b.dtype)
 
 
-def _factors(x: Array, y: Array, ring: _Ring) -> tuple[Array, Array]:
+def _factors(x: Any, y: Array, ring: _Ring) -> Any:
     """In the dtype in which a gradient is multiplied, as the product's own gradients are; x is the cotangent."""
-    dtype = factor_dtype(ring.out_dtype, x.dtype)
-    return x.astype(dtype), y.astype(dtype)
+    dtype = factor_dtype(ring.out_dtype, jax.tree.leaves(x)[0].dtype)
+    return jax.tree.map(lambda part: part.astype(dtype), x), y.astype(dtype)
 
 
-def _of_rows(ring: _Ring, a: Array, ct: Array, dtype: Any) -> Array:
+def _of_rows(ring: _Ring, a: Rows, ct: Array, dtype: Any) -> Array:
     """The gradient of b: one product, whose sum over all rows is rounded once."""
     ring = ring.gradient(dtype, ct.dtype)
-    ct, a = _factors(ct.reshape(-1, ct.shape[-1]), a.reshape(-1, a.shape[-1]), ring)
-    return ring.multiply(a.T, ct)
+    ct, flat = _factors(ct, _flat(a), ring)
+    return ring.multiply(flat.T, ct)
+
+
+def _flat(x: Rows) -> Array:
+    """A matrix of all rows, in any order."""
+    matrices = [part.reshape(-1, part.shape[-1]) for part in jax.tree.leaves(x)]
+    return lax.concatenate(matrices, 0)
 
 
 _gather_product.defvjp(_gather_forward, _gather_backward)

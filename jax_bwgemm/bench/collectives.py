@@ -1,10 +1,10 @@
 """Collective matmul over all GPUs of this machine: overlapped and not, against the bound of what cannot be faster.
 
 Rows are a tensor-parallel layer that gathers its rows, one that scatters them, and the MLP of both with its gradient.
-Each is measured as rings beside our kernels under several sets of XLA's flags, as a collective before or behind one
-product of ours or of `jnp`, and as XLA's own collective matmul (its "windowed einsum", under `jit`); alternately with
-the products alone and the collectives alone. The larger of these two is the bound. Times are the wall clock's, of calls
-in flight.
+Each is measured as rings beside our kernels under several sets of XLA's flags (in the MLP, rows stay in the ring's
+order), as a collective before or behind one product of ours or of `jnp`, and as XLA's own collective matmul (its
+"windowed einsum", under `jit`); alternately with the products alone and the collectives alone. The larger of these two
+is the bound. Times are the wall clock's, of calls in flight.
 """
 
 from __future__ import annotations
@@ -179,8 +179,9 @@ def _ours(*operands: jax.Array, **settings: Any) -> jax.Array:
 
 def _ways(row: Row, mesh: Any, operands: Sequence[jax.Array]) -> tuple[dict[str, Any], dict[str, str]]:
     """The compiled programs, and why others are left out: sets of flags that this jax does not know."""
-    rings = (jax_bwgemm.all_gather_matmul, jax_bwgemm.matmul_reduce_scatter)
-    overlapped = row.program(*(functools.partial(f, axis_name=AXIS, on_fallback="error") for f in rings))
+    settings: dict[str, Any] = {"axis_name": AXIS, "on_fallback": "error"}
+    up = functools.partial(jax_bwgemm.all_gather_matmul, in_order=row.kind == "gather", **settings)
+    overlapped = row.program(up, functools.partial(jax_bwgemm.matmul_reduce_scatter, **settings))
     ways: dict[str, tuple[Fun, Mapping[str, Any]]] = {
         OURS + name: (_mapped(row, mesh, overlapped), flags) for name, flags in FLAG_SETS.items()
     }

@@ -43,7 +43,7 @@ def normal(*shapes: tuple[int, ...], dtype: Any = F32) -> list[jax.Array]:
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def gathered(a: jax.Array, b: jax.Array, *, dim: int = -2, extras: Any = None, **settings: Any) -> jax.Array:
+def gathered(a: jax.Array, b: jax.Array, *, dim: int = -2, **settings: Any) -> jax.Array:
     whole = lax.all_gather(a, "x", axis=a.ndim + dim, tiled=True)
     return jax_bwgemm.matmul(whole, b, **settings)
 
@@ -74,7 +74,7 @@ def check(ours: Fun, theirs: Fun, operands: Sequence[jax.Array], rtol: float = 1
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(y).max())
 
 
-@pytest.mark.parametrize("num_chunks", [None, 1, 3])
+@pytest.mark.parametrize("num_chunks", [None, 3])
 @pytest.mark.parametrize("num", [1, 2, 8])
 def test_rows_that_are_gathered(num: int, num_chunks: int | None) -> None:
     operands = normal((7 * num, 10), (10, 3 * num))
@@ -171,6 +171,25 @@ def test_integers() -> None:
         np.testing.assert_array_equal(got, np.asarray(a, np.int64) @ np.asarray(b, np.int64))
 
 
+@pytest.mark.parametrize("num_chunks", [None, 3])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_rows_in_the_order_of_the_ring(activation: str | None, num_chunks: int | None) -> None:
+    """A tuple goes from one to the other, through what is computed of each element; and along S of (B, S, D)."""
+    x, up, bias, down = normal((3, 12, 6), (6, 8), (8,), (8, 6))
+
+    def ours(x: jax.Array, up: jax.Array, bias: jax.Array, down: jax.Array) -> jax.Array:
+        settings = {"bias": bias, "activation": activation, "num_chunks": num_chunks}
+        h = all_gather_matmul(x, up, "x", in_order=False, **settings)
+        assert [part.shape for part in h] == [(3, 3, 2)] * 4
+        return matmul_reduce_scatter(tuple(map(jnp.sin, h)), down, "x", num_chunks=num_chunks)
+
+    def theirs(x: jax.Array, up: jax.Array, bias: jax.Array, down: jax.Array) -> jax.Array:
+        return scattered(jnp.sin(gathered(x, up, bias=bias, activation=activation)), down)
+
+    specs = ((P(None, "x"), P(None, "x"), P("x"), P("x")), P(None, "x"))
+    check(*(mapped(f, specs) for f in (ours, theirs)), [x, up, bias, down])
+
+
 def mlp(up: Fun, down: Fun) -> Fun:
     return lambda x, w, v: down(up(x, w, activation="gelu"), v)
 
@@ -231,6 +250,14 @@ REFUSED: dict[str, tuple[Fun, str]] = {
     "sizes": (lambda a, b: matmul_reduce_scatter(a, b.T, "x"), "the last dimension of `a` to equal .* got 6 and 8"),
     "chunks": (lambda a, b: all_gather_matmul(a, b, "x", num_chunks=0), "`num_chunks` requires None or a positive"),
     "a bias": (lambda a, b: all_gather_matmul(a, b, "x", bias=a[0]), r"`bias` requires the shape \(n,\) = \(8,\)"),
+    "too few parts": (
+        lambda a, b: matmul_reduce_scatter((a, a), b, "x"),
+        "`a` requires 4 arrays of one shape and dtype for the devices of 'x', got .*8,6",
+    ),
+    "a residual of a tuple": (
+        lambda a, b: all_gather_matmul(a, b, "x", residual=a @ b, in_order=False)[0],
+        "`residual` requires `in_order=True`, got False; add its rows",
+    ),
     "a residual": (
         lambda a, b: all_gather_matmul(a, b, "x", residual=a @ b),
         r"`residual` requires the result's shape \(32, 8\), got \(8, 8\)",
@@ -304,13 +331,15 @@ def test_a_transfer_runs_beside_a_kernel(
     assert collectives(text) == ["collective-permute"] * len(want)
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 def test_the_gradients_transfers_run_beside_kernels(
-    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_order: bool, artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a tensor-parallel MLP: two rings forward and two backward, and a kernel each for the gradients of weights."""
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
     settings = {"axis_name": "x", "device": "h200", "on_fallback": "error"}
-    ours = mlp(*(functools.partial(f, **settings) for f in (all_gather_matmul, matmul_reduce_scatter)))
+    up = functools.partial(all_gather_matmul, in_order=in_order, **settings)
+    ours = mlp(up, functools.partial(matmul_reduce_scatter, **settings))
     specs = ((P("x"), P(None, "x"), P("x")), P("x"))
     num, shapes = 2, ((4096, 1024), (1024, 4096), (4096, 1024))
 
