@@ -178,7 +178,7 @@ def _ours(*operands: jax.Array, **settings: Any) -> jax.Array:
 
 
 def _ways(row: Row, mesh: Any, operands: Sequence[jax.Array]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The compiled programs, and why others are left out: sets of flags that this jax does not know."""
+    """The compiled programs, and why others are left out: flags that this jax or this machine does not know."""
     settings: dict[str, Any] = {"axis_name": AXIS, "on_fallback": "error"}
     up = functools.partial(jax_bwgemm.all_gather_matmul, in_order=row.kind == "gather", **settings)
     overlapped = row.program(up, functools.partial(jax_bwgemm.matmul_reduce_scatter, **settings))
@@ -191,7 +191,9 @@ def _ways(row: Row, mesh: Any, operands: Sequence[jax.Array]) -> tuple[dict[str,
     programs, left_out = {}, {}
     for name, (f, flags) in ways.items():
         try:
-            programs[name] = jax.jit(f, compiler_options=dict(flags)).lower(*operands).compile()
+            program = jax.jit(f, compiler_options=dict(flags)).lower(*operands).compile()
+            jax.block_until_ready(program(*operands))
+            programs[name] = program
         except Exception as error:
             if not flags:
                 raise

@@ -163,6 +163,16 @@ def test_other_dtypes(dtypes: tuple[str, str]) -> None:
         check(*(mapped(f, specs) for f in of), normal((16, 32), (32, 16), dtype=dtype), rtol)
 
 
+def test_float64() -> None:
+    with jax.enable_x64(True):
+        x, up, down = normal((8, 6), (6, 8), (8, 6), dtype=jnp.float64)
+        both = (mlp(*rings()), mlp(gathered, scattered))
+        specs = ((P("x"), P(None, "x"), P("x")), P("x"))
+        outs = [jax.jit(jax.grad(lambda *z, f=f: mapped(f, specs)(*z).sum(), (0, 1, 2)))(x, up, down) for f in both]
+        for got, want in zip(*outs, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_integers() -> None:
     rng = np.random.default_rng(0)
     a, b = (jnp.asarray(rng.integers(-128, 128, shape), jnp.int8) for shape in ((16, 32), (32, 16)))
@@ -172,7 +182,7 @@ def test_integers() -> None:
 
 
 @pytest.mark.parametrize("num_chunks", [None, 3])
-@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_rows_in_the_order_of_the_ring(activation: str | None, num_chunks: int | None) -> None:
     """A tuple goes from one to the other, through what is computed of each element; and along S of (B, S, D)."""
     x, up, bias, down = normal((3, 12, 6), (6, 8), (8,), (8, 6))
@@ -190,6 +200,10 @@ def test_rows_in_the_order_of_the_ring(activation: str | None, num_chunks: int |
     check(*(mapped(f, specs) for f in (ours, theirs)), [x, up, bias, down])
 
 
+def rings(**settings: Any) -> list[Fun]:
+    return [functools.partial(f, axis_name="x", **settings) for f in (all_gather_matmul, matmul_reduce_scatter)]
+
+
 def mlp(up: Fun, down: Fun) -> Fun:
     return lambda x, w, v: down(up(x, w, activation="gelu"), v)
 
@@ -199,7 +213,7 @@ def test_an_mlp_on_a_mesh_of_two_axes(axis_names: set[str]) -> None:
     """A batch over one axis, which may be left to XLA, and the layers over the other; under `checkpoint`, too."""
     batch = P("y") if "y" in axis_names else P()
     specs = (P(*batch or (None,), "x"), P(None, "x"), P("x"))
-    ours = mlp(*(functools.partial(f, axis_name="x") for f in (all_gather_matmul, matmul_reduce_scatter)))
+    ours = mlp(*rings())
     operands = normal((4, 8, 6), (6, 8), (8, 6))
     mesh = mesh_of(4, 2)
     operands[0] = jax.device_put(operands[0], NamedSharding(mesh, P("y", "x")))
@@ -214,7 +228,7 @@ def test_an_mlp_on_a_mesh_of_two_axes(axis_names: set[str]) -> None:
 
 def test_gradients_of_gradients() -> None:
     operands = normal((8, 6), (6, 8), (8, 6))
-    ours = mlp(*(functools.partial(f, axis_name="x") for f in (all_gather_matmul, matmul_reduce_scatter)))
+    ours = mlp(*rings())
 
     def slopes(f: Fun) -> Fun:
         of = mapped(f, ((P("x"), P(None, "x"), P("x")), P("x")))
@@ -337,9 +351,8 @@ def test_the_gradients_transfers_run_beside_kernels(
 ) -> None:
     """Of a tensor-parallel MLP: two rings forward and two backward, and a kernel each for the gradients of weights."""
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
-    settings = {"axis_name": "x", "device": "h200", "on_fallback": "error"}
-    up = functools.partial(all_gather_matmul, in_order=in_order, **settings)
-    ours = mlp(up, functools.partial(matmul_reduce_scatter, **settings))
+    up, down = rings(device="h200", on_fallback="error")
+    ours = mlp(functools.partial(up, in_order=in_order), down)
     specs = ((P("x"), P(None, "x"), P("x")), P("x"))
     num, shapes = 2, ((4096, 1024), (1024, 4096), (4096, 1024))
 
