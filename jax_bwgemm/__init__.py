@@ -3,6 +3,7 @@
 from jax_bwgemm import checkpoint_policies, export
 from jax_bwgemm._version import __version__
 from jax_bwgemm.autotune import TunedProduct, TuningReport, autotune
+from jax_bwgemm.collectives import all_gather_matmul, matmul_reduce_scatter
 from jax_bwgemm.dot_general import dot_general
 from jax_bwgemm.explain import Explanation, FunctionExplanation, explain
 from jax_bwgemm.facts.arch import ARCHS, Arch
@@ -26,6 +27,7 @@ __all__ = [
     "TunedProduct",
     "TuningReport",
     "__version__",
+    "all_gather_matmul",
     "autotune",
     "checkpoint_policies",
     "config",
@@ -35,6 +37,7 @@ __all__ = [
     "install",
     "installed",
     "matmul",
+    "matmul_reduce_scatter",
     "stats",
     "uninstall",
 ]

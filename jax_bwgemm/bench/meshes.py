@@ -102,12 +102,12 @@ def measure(row: Row, arch: Arch, rounds: int) -> Measured:
             for shape, spec in zip(row.shapes, row.specs, strict=True)
         ]
         ours = functools.partial(jax_bwgemm.matmul, on_fallback="error")
-        programs = [_compile(row, mesh, matmul, operands) for matmul in (ours, _plain)]
-        error = _error(*(program(*operands) for program in programs))
+        programs = [_compile(row, mesh, matmul, operands) for matmul in (ours, plain)]
+        error = difference(*(program(*operands) for program in programs))
         measures = {name: timing.host_clock(x, 1, *operands) for name, x in zip(("ours", "jnp"), programs, strict=True)}
         samples = timing.alternate(measures, rounds)
     ours_us, jnp_us = samples["ours"].median_us, samples["jnp"].median_us
-    names = [tuple(sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", x.as_text()))) for x in programs]
+    names = [collectives(x) for x in programs]
     passes = {0: 1.0, 2: 3.0, 3: 3.0}[row.num_gradients]
     limit_us = passes * row.flops / (jax.device_count() * arch.peak_tflops * 1e6)
     return Measured(f"{row.kind}: {row.name}", ours_us, jnp_us, jnp_us / ours_us, limit_us, error, *names)
@@ -153,20 +153,25 @@ def _compile(row: Row, mesh: Any, matmul: Fun, operands: Sequence[jax.Array]) ->
     program, sharding = row.of(matmul), None
     if row.kind == "shard_map":
         program = jax.shard_map(program, mesh=mesh, in_specs=row.specs, out_specs=row.result)
-        program = _loss_gradient(program, row.num_gradients) if row.num_gradients else program
+        program = loss_gradient(program, row.num_gradients) if row.num_gradients else program
     elif row.result is not None:
         sharding = NamedSharding(mesh, row.result)
     return jax.jit(program, out_shardings=sharding).lower(*operands).compile()
 
 
-def _error(ours: Any, theirs: Any) -> float:
-    """The largest difference, relative to the largest value."""
+def collectives(program: Any) -> tuple[str, ...]:
+    """Of a compiled program, sorted."""
+    return tuple(sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", program.as_text())))
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """The largest one, relative to the largest value."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
     found = [(np.asarray(x, np.float32), np.asarray(y, np.float32)) for x, y in pairs]
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in found)
 
 
-def _plain(a: jax.Array, b: jax.Array, activation: str | None = None, **settings: Any) -> jax.Array:
+def plain(a: jax.Array, b: jax.Array, activation: str | None = None, **settings: Any) -> jax.Array:
     out = jnp.matmul(a, b, **settings)
     return out if activation is None else getattr(jax.nn, activation)(out)
 
@@ -175,12 +180,12 @@ def _same(matmul: Fun) -> Fun:
     return matmul
 
 
-def _loss_gradient(f: Fun, num: int) -> Fun:
+def loss_gradient(f: Fun, num: int) -> Fun:
     return jax.grad(lambda *x: (f(*x).astype(jnp.float32) ** 2).sum(), tuple(range(num)))
 
 
 def _gradient(matmul: Fun) -> Fun:
-    return _loss_gradient(matmul, 2)
+    return loss_gradient(matmul, 2)
 
 
 def _mlp(matmul: Fun) -> Fun:
@@ -188,7 +193,7 @@ def _mlp(matmul: Fun) -> Fun:
 
 
 def _mlp_gradient(matmul: Fun) -> Fun:
-    return _loss_gradient(_mlp(matmul), 3)
+    return loss_gradient(_mlp(matmul), 3)
 
 
 def _explicit_mlp(matmul: Fun) -> Fun:
@@ -196,7 +201,7 @@ def _explicit_mlp(matmul: Fun) -> Fun:
 
 
 def _explicit_mlp_gradient(matmul: Fun) -> Fun:
-    return _loss_gradient(_explicit_mlp(matmul), 3)
+    return loss_gradient(_explicit_mlp(matmul), 3)
 
 
 def _mapped_mlp(matmul: Fun) -> Fun:

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the model's choices lose, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
+    parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
     parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
@@ -66,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import meshes
 
         return meshes.main(args.rounds, args.json, args.commit)
+    if args.collectives:
+        from jax_bwgemm.bench import collectives
+
+        return collectives.main(args.rounds, args.json, args.commit)
     if args.models:
         from jax_bwgemm.bench import models
 

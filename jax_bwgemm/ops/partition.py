@@ -218,7 +218,10 @@ def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, 
         return fused_product(a, b, extras, **params)
     contraction: Contraction = params["contraction"]
     epilogue, out_dtype, is_scaled = params["epilogue"], params["out_dtype"], is_linear(params["epilogue"])
-    own = params | {"contraction": contraction.product, "out_dtype": _sum_dtype(params)}
+    own = params | {
+        "contraction": contraction.product,
+        "out_dtype": sum_dtype(out_dtype, params["settings"].partial_sums),
+    }
     partial = product(a, b, **own | {"epilogue": epilogue if is_scaled else Epilogue()})
     acc = _added(partial, division, contraction)
     if is_scaled:
@@ -232,11 +235,10 @@ def _aligned(x: jax.Array) -> jax.Array:
     return x if x.size * x.dtype.itemsize % ALIGN_BYTES == 0 else lax.optimization_barrier(x)
 
 
-def _sum_dtype(params: dict[str, Any]) -> Any:
-    """In which partial products are added: the result's, as XLA does it, or float32 on request. 8-bit floats, whose
-    sums XLA does not offer, in two bytes."""
-    out_dtype = params["out_dtype"]
-    if params["settings"].partial_sums == "float32" and str(out_dtype) != "int32":
+def sum_dtype(out_dtype: Any, partial_sums: str) -> Any:
+    """In which dtype devices add their parts of a result: its own, as XLA does it, or float32 on request. 8-bit floats,
+    whose sums XLA does not offer, in two bytes."""
+    if partial_sums == "float32" and str(out_dtype) != "int32":
         return jnp.dtype("float32")
     return jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
 

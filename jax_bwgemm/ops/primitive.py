@@ -86,7 +86,7 @@ def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, precision
     A cotangent wider than the operands (`out_dtype=float32`) is rounded to their dtype: that is what the kernels
     multiply, and the gradient is rounded to it anyway. Not so to 8-bit floats: these are widened instead.
     """
-    dtype = _factor_dtype(aval.dtype, out_dtype)
+    dtype = factor_dtype(aval.dtype, out_dtype)
     is_widened = dtype != aval.dtype
     if is_widened and is_algorithm(precision):
         precision = None  # it names the operands' dtype
@@ -97,7 +97,7 @@ def _gradient(x: Any, y: Any, aval: Any, *, out_dtype: Any, tile: Any, precision
     return round_to(product(x, y, out_dtype=jnp.dtype("float32"), **params), aval.dtype)
 
 
-def _factor_dtype(operand: Any, cotangent: Any) -> Any:
+def factor_dtype(operand: Any, cotangent: Any) -> Any:
     """In which dtype the gradient of an operand is multiplied: its own, but the cotangent's, at least two bytes wide,
     for an 8-bit float."""
     if str(operand) not in FP8_DTYPES:

@@ -120,9 +120,9 @@ def config(
       compile_missing: "auto": a product whose `tile` was given, or that no kernel at hand can do, has its kernel
         compiled (some seconds, once) into the user's cache directory if CuTeDSL is installed; "never"; None keeps what
         holds outside.
-      partial_sums: "result": where k is sharded over devices of a mesh that XLA partitions, they add their parts in the
-        result's dtype, as XLA does it; "float32": in float32, twice the bytes for a result of two; None keeps what
-        holds outside.
+      partial_sums: "result": where k is sharded over devices of a mesh that XLA partitions, and in
+        `matmul_reduce_scatter`, they add their parts in the result's dtype, as XLA does it; "float32": in float32,
+        twice the bytes for a result of two; None keeps what holds outside.
 
     Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
     """

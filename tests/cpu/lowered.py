@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import jax_bwgemm
 from jax_bwgemm.facts.recipe import Recipe
@@ -13,6 +17,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.plan import Candidate, plan
 
 BF16 = jnp.bfloat16
+COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 X = jax.ShapeDtypeStruct((512, 256), BF16)
 W = jax.ShapeDtypeStruct((256, 1024), BF16)
 CUDA = {"device": "h200", "on_fallback": "error"}
@@ -78,3 +83,17 @@ def on_b200(a, b, **kwargs):
 def swapping(problem, arch, tile=None, missing=lambda variant: None, record=None):
     """A planner that likes nothing but C^T = B^T A^T."""
     return plan(problem, arch, None, missing, [Candidate(tile or Tile(64, 128), problem.transposed, swapped=True)])
+
+
+def collectives(text: str) -> list[str]:
+    """Of a program behind the partitioner."""
+    return sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", text))
+
+
+def partitioned(f: Callable[..., Any], operands: Sequence[Any], directory: Path) -> str:
+    """The HLO behind the partitioner. A CPU cannot compile what is in it."""
+    options = {"xla_dump_to": str(directory), "xla_dump_hlo_pass_re": "spmd.*"}
+    with pytest.raises(Exception, match="No FFI handler registered for jax_bwgemm"):
+        jax.jit(lambda *x: f(*x)).lower(*operands).compile(compiler_options=options)
+    (found,) = directory.glob("*after_spmd-partitioning*")
+    return found.read_text()

@@ -1,7 +1,8 @@
-"""`bench --meshes` and `bench --models` on CPU devices: their programs, what they write, and what they refuse."""
+"""`bench --meshes`, `--collectives` and `--models` on CPU devices: programs, what they write, and what they refuse."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.bench import decode, meshes, models, timing
+from jax_bwgemm.bench import collectives, decode, meshes, models, timing
 from jax_bwgemm.facts.arch import ARCHS
 
 ROUNDS = timing.MIN_ROUNDS
@@ -19,10 +20,13 @@ ROUNDS = timing.MIN_ROUNDS
 @pytest.fixture(autouse=True)
 def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name; its products are XLA's here, and no clock waits."""
-    quiet = jax_bwgemm.matmul
-    ours = lambda *x, on_fallback, **settings: quiet(*x, on_fallback="ignore", **settings)  # noqa: E731
-    monkeypatch.setattr(jax_bwgemm, "matmul", ours)
-    for module in (decode, meshes, models):
+
+    def quiet(f: Any, *operands: Any, on_fallback: str, **settings: Any) -> Any:
+        return f(*operands, on_fallback="ignore", **settings)
+
+    for name in ("matmul", "all_gather_matmul", "matmul_reduce_scatter"):
+        monkeypatch.setattr(jax_bwgemm, name, functools.partial(quiet, getattr(jax_bwgemm, name)))
+    for module in (collectives, decode, meshes, models):
         monkeypatch.setattr(module, "target_arch", lambda device: ARCHS["h200"])
     monkeypatch.setattr(timing, "rest", lambda us: None)
     monkeypatch.setattr(timing, "HOST_BATCH", 1)
@@ -48,6 +52,30 @@ def test_meshes_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="`--meshes` requires two Hopper or Blackwell GPUs, got"):
         meshes.main(ROUNDS, None, "")
+
+
+def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every way of every kind of row, with the same result; a set of flags that jax does not know is left out."""
+    rows = [collectives.Row(kind, 64, 48, 32) for kind in ("gather", "scatter", "mlp")]
+    monkeypatch.setattr(collectives, "ROWS", [*rows, collectives.Row("mlp", 64, 48, 32, has_gradient=True)])
+    monkeypatch.setattr(collectives, "FLAG_SETS", {"default": {}, "unknown": {"xla_gpu_no_such_flag": True}})
+    path = tmp_path / "new" / "h200x8.json"
+    assert collectives.main(ROUNDS, path, "") == 0
+    found = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in found] == [str(row) for row in collectives.ROWS]
+    for row, num in zip(found, (7, 2 * 7, 3 * 7, 2 * 3 * 7), strict=True):
+        assert set(row["times_us"]) == {"ours, default", "ours, not overlapped", "jnp", "XLA's own"}
+        assert "no_such_flag" in row["left_out"]["ours, unknown"] and row["fastest"] == "ours, default"
+        assert row["error"] < 0.05 and row["moved"] == num * ["collective-permute"]
+        assert row["bound_us"] == max(row["products_us"], row["transfers_us"])
+    (_, _, *lines, wrote) = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(found) and "gather 64x48x32 |" in lines[0] and "wrote" in wrote
+
+
+def test_collectives_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="`--collectives` requires two Hopper or Blackwell GPUs, got"):
+        collectives.main(ROUNDS, None, "")
 
 
 @pytest.mark.parametrize("num", [1, 8])

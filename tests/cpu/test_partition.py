@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from lowered import collectives, partitioned
 
 import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
@@ -30,7 +31,6 @@ from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime.attempts import Attempt
 
 BF16, F32 = jnp.bfloat16, jnp.float32
-COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 H200 = {"device": "h200", "on_fallback": "ignore"}
 ours = functools.partial(jax_bwgemm.matmul, **H200)
 
@@ -49,10 +49,6 @@ def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
     """Integers, whose products are exact in any order of summation."""
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.integers(-2, 3, shape), BF16) for shape in shapes]
-
-
-def collectives(text: str) -> list[str]:
-    return sorted(re.findall(rf"\b({COLLECTIVES})(?:-start)?\(", text))
 
 
 def compiled(
@@ -310,15 +306,6 @@ def test_without_what_it_needs_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == [] and got.sharding.spec == P("x")
     finally:
         partition.told_devices.update((lowering.matmul_p, lowering.fused_matmul_p))
-
-
-def partitioned(f: Callable[..., Any], operands: Sequence[Any], directory: Path) -> str:
-    """The HLO behind the partitioner. A CPU cannot compile what is in it."""
-    options = {"xla_dump_to": str(directory), "xla_dump_hlo_pass_re": "spmd.*"}
-    with pytest.raises(Exception, match="No FFI handler registered for jax_bwgemm"):
-        jax.jit(lambda *x: f(*x)).lower(*operands).compile(compiler_options=options)
-    (found,) = directory.glob("*after_spmd-partitioning*")
-    return found.read_text()
 
 
 def kernels(text: str) -> list[str]:
