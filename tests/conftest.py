@@ -20,6 +20,10 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
+    monkeypatch.setattr(
+        attempts, "SHORT_K", 0
+    )  # the small products of tests are for kernels; test_attempts has the rule
+    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 0)
     forget_reported()
     attempts.forget()  # some tests replace the planner
     yield

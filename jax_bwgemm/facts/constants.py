@@ -55,32 +55,32 @@ class Constants:
 
 
 HOPPER_CONSTANTS = Constants(
-    overlap=1.72,
-    memory_overlap=1.1,
-    start_cycles=5580,
-    meeting_cycles=241,
-    l2_read_bytes_per_clk=48.0,
+    overlap=3.91,
+    memory_overlap=1.74,
+    start_cycles=3860,
+    meeting_cycles=203,
+    l2_read_bytes_per_clk=48.9,
     l2_alone_bytes_per_clk=83.1,
-    torn_lines=1.45,
-    latency=0.23,
-    clock_idle_ghz=2.68,
-    clock_slope_ghz=1.21,
+    torn_lines=1.48,
+    latency=0.345,
+    clock_idle_ghz=2.75,
+    clock_slope_ghz=1.17,
     clock_pairs_ghz=0.0,
-    thread_store_cycles=0.061,  # of our own stores, 16 bytes each; kept: no product of the fit has them
+    thread_store_cycles=0.061,  # of our own stores, 16 bytes each; of a fit with results that TMA cannot store
     commit_cycles=0.0,  # wgmmas have none
     commit_pair_cycles=0.0,
-    stream_cycles=1300,
-    stream_part=2.64,
-    stream_start_cycles=438,
-    stream_skew=1.06,
-    exchange_cycles=708,
-    exchange_cta_cycles=180,
-    store_bytes_per_clk=57.4,
-    drain_cycles=1310,
-    line_cycles=2.77,
-    turn_cycles=455,
+    stream_cycles=739,
+    stream_part=2.45,
+    stream_start_cycles=642,
+    stream_skew=1.18,
+    exchange_cycles=569,
+    exchange_cta_cycles=99.2,
+    store_bytes_per_clk=49.7,
+    drain_cycles=1210,
+    line_cycles=2.42,
+    turn_cycles=361,
     half_span=2.07,  # of 96, 160 or 224 columns
-    quarter_span=6.0,  # of 80, 112, 144, 176 or 208
+    quarter_span=5.76,  # of 80, 112, 144, 176 or 208
 )  # all fitted, H200
 
 BLACKWELL_CONSTANTS = Constants(

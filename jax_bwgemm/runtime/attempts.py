@@ -34,6 +34,8 @@ from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_ar
 CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
 XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists, which XLA's kernels are about as fast as (README's
 # table); and two launches more, since its times for small products differ by as much between processes
+SHORT_K, SHORT_PADDED_K = 32, 128  # of k: 12 random products of up to 32 took XLA 0.46 to 0.87 times as long as our
+# kernels, and 3 of up to 128 that had to be padded 0.44 to 0.62 times (H200; results/random)
 
 State = tuple[Arch | str, tuple[object, ...]]
 
@@ -280,12 +282,27 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     which ours lack some for some dtypes and epilogues. Not of 8-bit operands, which it widens first."""
     if kernel.entry is None or asked.tile or asked.is_emulated or DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
+    if reason := _why_not_short(kernel):
+        return reason
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
         return None
     return (
         f"the kernels at hand are predicted to take {kernel.us:.1f} us, and tiles that this dtype or epilogue has no "
         f"cubin of, as XLA has, {least:.1f} us: pass `tile=` for a kernel nevertheless"
+    )
+
+
+def _why_not_short(kernel: Attempt) -> str | None:
+    """One sentence where so little is summed that a product is a pass over memory, and the kernel's ways to start and
+    to store, or a pass that pads an operand first, are most of its time."""
+    problem, is_padded = kernel.route.problem, any(kernel.route.padding(i) for i in range(2))
+    most = SHORT_PADDED_K if is_padded else SHORT_K
+    if problem.k > most or problem.batch > 1 or not problem.epilogue.is_identity:
+        return None
+    what = "with operands that have to be padded, " if is_padded else ""
+    return (
+        f"{what}XLA is faster at sums of up to {most} products, got {problem.k}: pass `tile=` for a kernel nevertheless"
     )
 
 

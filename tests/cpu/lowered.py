@@ -61,6 +61,15 @@ def majors(text: str) -> list[str]:
     return [call["a_major"] + call["b_major"] for call in calls(text)]
 
 
+def asked_majors(text: str) -> list[str]:
+    """The same of the product that was asked, where the kernel computes its transpose."""
+    as_asked = {"k": "k", "n": "m", "m": "n"}  # how b's transpose lies, and a's
+    return [
+        own if call["c_major"] == "n" else as_asked[own[1]] + as_asked[own[0]]
+        for own, call in zip(majors(text), calls(text), strict=True)
+    ]
+
+
 def operand_barriers(text: str) -> int:
     """Those that are not behind one of our custom calls, for its result."""
     results = [line.split(" = ")[0].strip() for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]

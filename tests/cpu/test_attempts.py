@@ -255,3 +255,28 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_said(no_artifacts
     assert (
         hlo(lambda x, w: jax_bwgemm.matmul(x, w, on_fallback="ignore", device="h200"), X, W).count("dot_general") == 1
     )
+
+
+def test_short_sums_are_xlas(have, monkeypatch):
+    """Measured: XLA's kernels for them start and store faster than ours. Not where somebody asks for a kernel."""
+    monkeypatch.setattr(attempts, "SHORT_K", 32)
+    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 128)
+    have(entry(NARROW), entry(SMALL), entry(SMALL, "relu"))
+    short, least = Problem(4096, 256, 32), Problem(4096, 256, 40)
+    chosen = choose(Asked(short, "h200"))
+    assert chosen.entry is None and "XLA is faster at sums of up to 32 products, got 32: pass `tile=`" in chosen.reason
+    assert choose(Asked(least, "h200")).entry is not None
+    assert choose(Asked(short, "h200", SMALL)).entry is not None
+    assert choose(Asked(with_epilogue(short, activation="relu"), "h200")).entry is not None
+    assert choose(Asked(dataclasses.replace(short, batch=2, a_batch=2, b_batch=2), "h200")).entry is not None
+
+
+@pytest.mark.parametrize(("k", "is_ours"), [(124, False), (132, True)])
+def test_short_sums_of_padded_operands_are_xlas(have, monkeypatch, k, is_ours):
+    """Their rows are no multiple of 16 bytes."""
+    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 128)
+    have(entry(NARROW), entry(SMALL))
+    chosen = choose(Asked(Problem(4096, 256, k), "h200"))
+    assert (chosen.entry is not None) == is_ours
+    if not is_ours:
+        assert chosen.reason.startswith("with operands that have to be padded, XLA is faster at sums of up to 128")

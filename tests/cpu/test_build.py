@@ -20,7 +20,7 @@ from test_files import full_disk
 from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.recipe import Leaf, TensorMap
 from jax_bwgemm.facts.repack import PARAMS, Repack
-from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, tensor_maps
 from jax_bwgemm.kernels.aot import make, refusals, sass, sources, worker
@@ -164,7 +164,8 @@ def test_a_file_that_is_no_cubin_is_a_sentence(content: bytes) -> None:
 def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     variants = catalogue(TARGETS)
     assert len({v.name for v in variants}) == len(variants)
-    shipped = {tile for table in (SHIPPED_TILES, NARROW_TILES) for tiles in table.values() for tile in tiles}
+    tables = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES
+    shipped = {tile for table in tables for tiles in table.values() for tile in tiles}
     built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
     assert shipped <= built
     assert {tile.cluster_ctas for tile in built - shipped} == {4, 8, 16}  # the multicast clusters

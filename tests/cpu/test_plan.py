@@ -11,10 +11,11 @@ from jax_bwgemm.facts.arch import ARCHS, by_name, detect
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.shipped import NARROW_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster
-from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, candidates, plan
+from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, SWAPPED_ROWS, candidates, plan
 
 
 def batched(batch, *sizes):
@@ -148,9 +149,9 @@ def test_large_clusters_win_no_ties():
 
 
 def test_split_k_wins_where_few_tiles_meet_a_deep_k():
-    deep = PROBLEMS["wgrad_deep"]
-    whole = [candidate for candidate in candidates(deep, H200) if not candidate.tile.stream_k]
-    assert plan(deep, H200, among=whole).tile.cluster_k > 1
+    deep, few = PROBLEMS["wgrad_deep"], Problem(512, 512, 65536)
+    whole = [candidate for candidate in candidates(few, H200) if not candidate.tile.stream_k]
+    assert plan(few, H200, among=whole).tile.cluster_k > 1
     assert plan(deep, H200).stream.clusters > plan(deep, H200).stream.tiles, "a stream divides k as well"
     assert plan(Problem(128, 512, 16384), B200).tile.cluster_k > 1
     assert plan(LARGE, B200).tile.cluster_k == plan(LARGE, H200).tile.cluster_k == 1
@@ -276,3 +277,22 @@ def test_detect():
 def test_only_short_kernels_start_early():
     assert plan(Problem(1024, 1024, 1024), H200).pdl
     assert not plan(Problem(4096, 4096, 4096), H200).pdl
+
+
+def test_rows_that_are_columns_of_the_transposed_product():
+    """From few rows on they have tiles of their own, up to SWAPPED_ROWS; a result that TMA cannot store, of an n-major
+    b, is never transposed."""
+    for m, tiles in (
+        (64, NARROW_TILES["hopper"]),
+        (65, SWAPPED_TILES["hopper"]),
+        (SWAPPED_ROWS, SWAPPED_TILES["hopper"]),
+        (SWAPPED_ROWS + 1, ()),
+    ):
+        found = candidates(Problem(m, 4096, 4096), H200)
+        assert [c.tile for c in found if c.swapped] == list(tiles)
+        assert all((c.problem.m, c.problem.n) == (4096, m) for c in found if c.swapped)
+    assert not any(c.swapped for c in candidates(Problem(200, 4097, 4096), H200))
+    assert any(c.swapped for c in candidates(Problem(200, 4097, 4096, b_major="k"), H200))
+    assert not any(c.swapped for c in candidates(Problem(200, 4096, 4096), B200))
+    chosen = plan(Problem(200, 4096, 4096), H200)
+    assert chosen.swapped and (chosen.problem.m, chosen.problem.n, chosen.problem.c_major) == (4096, 200, "m")
