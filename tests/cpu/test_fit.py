@@ -40,10 +40,11 @@ OTHER = dataclasses.replace(NOW, exchange_cycles=15000.0, stream_cycles=15000.0,
 
 def test_present_constants_lose_no_more_than_ties_on_their_own_times() -> None:
     """A tie is one of what the model predicts: launches included, which the times are not."""
-    own = products(NOW)
+    own, ties = products(NOW), []
     for product in own:
-        assert fit.lost_by(product, H200) <= (TIE - 1) * (1 + NOW.launch_us / min(product.times_us.values()))
-    assert fit.loss(NOW, H200, own) <= TIE - 1
+        ties.append((TIE - 1) * (1 + NOW.launch_us / min(product.times_us.values())))
+        assert fit.lost_by(product, H200) <= ties[-1]
+    assert fit.loss(NOW, H200, own) <= 1.3 * max(ties)  # a mean and 0.3 times a percentile, and no scatter
 
 
 def test_the_search_comes_closer_and_changes_nothing() -> None:

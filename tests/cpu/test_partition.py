@@ -311,7 +311,7 @@ def test_without_what_it_needs_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernels(text: str) -> list[str]:
     """(operands) -> result of each, and its tile."""
     pattern = (
-        r'= (\S+?)\{[^ ]* custom-call\(.*operand_layout_constraints=\{(.*?)\}\},.*variant = "[^"]*?_(\d+x\d+x\d+)_'
+        r'= \(?(\S+?)\{.*? custom-call\(.*operand_layout_constraints=\{(.*?)\}\},.*variant = "[^"]*?_(\d+x\d+x\d+)_'
     )
     return [f"{re.sub(r'{[^}]*}?', '', args)} -> {out} {tile}" for out, args, tile in re.findall(pattern, text)]
 
