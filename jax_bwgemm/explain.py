@@ -302,7 +302,7 @@ def _why_swapped(problem: Problem, tile: Tile, target: str) -> str:
     filled = 100 * problem.n / (-(-problem.n // tile.mma_n) * tile.mma_n)
     return (
         f"computes C^T = B^T A^T: {problem.n} rows of C as columns fill {filled:.0f} % of the tiles' width; "
-        f"as rows, {100 * min(1, problem.n / 64):.0f} % of the smallest MMA's 64"
+        f"as rows, {100 * problem.n / (-(-problem.n // 64) * 64):.0f} % of the MMAs of 64"
     )
 
 

@@ -176,8 +176,9 @@ def _deciding(ctx: Any, operands: Sequence[Any], before: Sources, params: dict[s
     given = [*operands, *(source.value for source in before if source)]
     values = tuple((value.type, is_aligned(ctx, value, aval)) for value, aval in zip(given, avals, strict=True))
     modes = tuple(source and source.modes for source in before)
+    same = tuple(given.index(value) for value in given)  # of x @ x, nobody knows later which x was which
     where = ctx.primitive, may_be_in_loop(), *ctx.avals_in, *ctx.avals_out
-    return given, ("jax_bwgemm", where, values, modes, *params.items())
+    return given, ("jax_bwgemm", where, values, modes, same, *params.items())
 
 
 def _by_emulated_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:

@@ -36,6 +36,13 @@ def emitted(text: str) -> list[str]:
     return [re.sub(r"%\w+|#\d+", "", line) for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]
 
 
+def operands_of(text: str) -> list[tuple[str, ...]]:
+    """The arguments of each of our calls, before they are reshaped."""
+    reshaped = dict(re.findall(r"(%\d+) = stablehlo.reshape (%\w+) ", text))
+    pairs = re.findall(r"custom_call @jax_bwgemm_matmul_v2\((%\w+), (%\w+)\)", text)
+    return [tuple(reshaped.get(x, x) for x in pair) for pair in pairs]
+
+
 def test_equal_products_are_chosen_for_once(chosen):
     text = hlo(lambda x, *ws: [matmul(x, w) for w in ws], X, *[struct(512, 256)] * 3)
     assert len(chosen) == 1
@@ -122,12 +129,16 @@ def test_what_xla_takes_over_is_said_each_time(artifacts_dir):
 def test_values(artifacts_dir):
     """Of what is emitted again, each result is its own product's: by the order of the operands."""
     text = hlo(lambda a, b, c: [matmul(a, b), matmul(c, b), matmul(a, c)], *[struct(256, 256, dtype=BF16)] * 3)
-    reshaped = dict(re.findall(r"(%\d+) = stablehlo.reshape (%\w+) ", text))
-    operands = [
-        re.findall(r"custom_call @\w+\((%\w+), (%\w+)\)", line) for line in text.splitlines() if "@jax_bw" in line
-    ]
-    found = [tuple(reshaped.get(x, x) for x in pair[0]) for pair in operands]
-    assert found == [("%arg0", "%arg1"), ("%arg2", "%arg1"), ("%arg0", "%arg2")]
+    assert operands_of(text) == [("%arg0", "%arg1"), ("%arg2", "%arg1"), ("%arg0", "%arg2")]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1), (3, 0, 1, 2)])
+def test_one_array_twice_is_another_product(artifacts_dir, order):
+    """Of x @ x, x.T @ x and the like, it cannot be told which operand a value was."""
+    products = [lambda x, y: (x, x), lambda x, y: (x, y), lambda x, y: (y, y), lambda x, y: (y, x)]
+    text = hlo(lambda *xy: [matmul(*products[i](*xy)) for i in order], *[struct(256, 256)] * 2)
+    want = [("%arg0", "%arg0"), ("%arg0", "%arg1"), ("%arg1", "%arg1"), ("%arg1", "%arg0")]
+    assert operands_of(text) == [want[i] for i in order]
 
 
 def test_the_benchmark_prints_each_row(artifacts_dir, capsys):

@@ -15,7 +15,7 @@ import pytest
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES, Problem
-from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
+from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.artifacts import Entry, Manifest
@@ -71,7 +71,8 @@ def edge_shapes(variant: Variant) -> list[tuple[int, int, int, int]]:
 def test_the_manifest_covers_every_tile_of_the_target() -> None:
     assert isinstance(ARCH, Arch)
     tiles = {dataclasses.replace(e.variant.tile, k_tile=64) for e in ENTRIES}
-    assert tiles >= {*SHIPPED_TILES[ARCH.family.name], *NARROW_TILES[ARCH.family.name]}
+    family = ARCH.family.name
+    assert tiles >= {*SHIPPED_TILES[family], *NARROW_TILES[family], *SWAPPED_TILES[family]}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
