@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 import jax_bwgemm
 from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench.models import Weights, gated, norm
 from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.decision import target_arch
 
@@ -29,7 +30,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "no graphs": {"xla_gpu_enable_command_buffer": ""},
 }  # compiler options of XLA
 CALLS = 6  # until command buffers are there, and what is counted stays the same
-Weights = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,8 @@ class Model:
 
 
 def layer(model: Model, x: jax.Array, w: Weights) -> jax.Array:
-    x = x + (_norm(x) @ w["qkv"])[:, : model.width] @ w["o"]
-    h = _norm(x)
-    return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+    x = x + (norm(x) @ w["qkv"])[:, : model.width] @ w["o"]
+    return x + gated(norm(x), w)
 
 
 def as_list(model: Model, x: jax.Array, weights: list[Weights]) -> jax.Array:
@@ -126,8 +125,3 @@ def make_operands(model: Model, form: str) -> tuple[jax.Array, Any]:
     if form == "scan":
         return x, stacked
     return x, [{name: w[i] for name, w in stacked.items()} for i in range(model.layers)]
-
-
-def _norm(x: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)

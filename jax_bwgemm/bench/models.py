@@ -51,11 +51,14 @@ BLOCKS = (Block(), Block(attention="einsum"))
 
 def forward(block: Block, w: Weights, x: jax.Array) -> jax.Array:
     """(batch, length, width): attention, then the gated MLP, both behind a norm and added to their input."""
-    h = _norm(x)
+    h = norm(x)
     q, k, v = (_heads(block, h @ w[name]) for name in "qkv")
     x = x + _attended(block, q, k, v).reshape(x.shape) @ w["o"]
-    h = _norm(x)
-    return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+    return x + gated(norm(x), w)
+
+
+def gated(x: jax.Array, w: Weights) -> jax.Array:
+    return (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
 
 
 def step(block: Block, w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
@@ -144,7 +147,7 @@ def _variants(text: str) -> list[str]:
     return found
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def norm(x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
 

@@ -2,9 +2,9 @@
 `cycles`', `streams`' and `cost`'s.
 
 Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
-`python -m jax_bwgemm explain --published` prints with the error of each; Hopper's to the kernel times of 500 random
-products on an H200, of 750: the others told whether they held. `python -m jax_bwgemm bench --fit` refits them to what
-`--regret` wrote.
+`python -m jax_bwgemm explain --published` prints with the error of each; Hopper's to the kernel times of 501 random
+products on an H200 (`bench/results/regret/h200_fitted.json`; `h200_held_out.json` has 251 others).
+`python -m jax_bwgemm bench --fit` refits them to such files, which `--regret` writes, and prints what the choices lose.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def custom_call(ctx: Any, target: str, operands: Sequence[Any], said: Mapping[st
 
 def _attribute(value: Attribute) -> Any:
     if isinstance(value, str):
-        return ir.StringAttr.get(value)  # type: ignore[attr-defined]
+        return ir.StringAttr.get(value)
     if isinstance(value, float):
-        return ir.FloatAttr.get(ir.F32Type.get(), value)  # type: ignore[attr-defined]
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)  # type: ignore[attr-defined]
+        return ir.FloatAttr.get(ir.F32Type.get(), value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)

@@ -154,7 +154,7 @@ def _by_custom_call(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -
     """Emitted anew, or as the same product was before in this module."""
     before = sources(operands, params["contraction"])
     given, key = _deciding(ctx, operands, before, params)
-    known = ctx.module_context.cached_primitive_lowerings
+    known = _known(ctx)
     if key in known:
         choice, emitted = known[key]
         _note_kernel(choice)
@@ -196,9 +196,15 @@ def _chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> Choice | Refus
     return Choice(attempt, view, before)
 
 
+def _known(ctx: Any) -> dict[Any, Any]:
+    """What JAX keeps for the life of a module; nothing is kept where a version of JAX has no such place."""
+    found: dict[Any, Any] = getattr(ctx.module_context, "cached_primitive_lowerings", {})
+    return found
+
+
 def _seen(ctx: Any, asked: Asked) -> State:
     """The files are looked at once a module."""
-    known, key = ctx.module_context.cached_primitive_lowerings, ("jax_bwgemm", asked.device, asked.is_emulated)
+    known, key = _known(ctx), ("jax_bwgemm", asked.device, asked.is_emulated)
     if key not in known:
         known[key] = state(asked)
     found: State = known[key]

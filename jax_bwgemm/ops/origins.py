@@ -120,20 +120,20 @@ def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, 
 
 def users_line() -> tuple[str, int] | None:
     """The file and line, outside of this package and JAX, of what is being lowered; None where JAX does not know."""
-    lines = re.findall(r'"([^"\n]+)":(\d+):\d+', str(ir.Location.current))  # type: ignore[attr-defined]
+    lines = re.findall(r'"([^"\n]+)":(\d+):\d+', str(ir.Location.current))
     return next(((name, int(line)) for name, line in lines if is_users(name)), None)
 
 
 def named(ctx: Any, name: str) -> Any:
     """A context in which what is emitted has `name` behind that of its primitive, as profilers show it."""
     path = "/".join(filter(None, (str(ctx.name_stack), ctx.primitive.name, name)))
-    return ir.Location.name(path, ir.Location.current)  # type: ignore[attr-defined]
+    return ir.Location.name(path, ir.Location.current)
 
 
 def may_be_in_loop() -> bool:
     """Whether what is emitted now may belong to the body of a loop. That is a function of its own: `closed_call` in
     jax 0.10, and in jax 0.11 one that is no part of the module yet, since it will be inlined, as some others are."""
-    op = ir.InsertionPoint.current.block.owner.operation  # type: ignore[attr-defined]
+    op = ir.InsertionPoint.current.block.owner.operation
     while op.name not in ("stablehlo.while", "func.func"):
         op = op.parent.operation
     if op.name == "stablehlo.while" or not _is_attached(op):

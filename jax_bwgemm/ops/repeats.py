@@ -70,6 +70,6 @@ class Emitted:
         for step in self.steps:
             operands = [value(place) for place in step.operands]
             made.append(
-                ir.Operation.create(step.name, results=step.types, operands=operands, attributes=step.attributes)  # type: ignore[attr-defined]
+                ir.Operation.create(step.name, results=step.types, operands=operands, attributes=step.attributes)
             )
         return [value(place) for place in self.results]

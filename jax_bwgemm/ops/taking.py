@@ -158,7 +158,7 @@ def _flipped(aval: Any) -> Any:
 def reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     if tuple(value.type.shape) == shape:
         return value
-    return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)  # type: ignore[attr-defined]
+    return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)
 
 
 def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:
@@ -175,7 +175,7 @@ def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) ->
 
 def barrier(value: Any) -> Any:
     """What XLA allocates by itself: neither a part of a larger array nor stored into one."""
-    return stablehlo.optimization_barrier([value])  # type: ignore[attr-defined]
+    return stablehlo.optimization_barrier([value])
 
 
 def is_aligned(ctx: Any, value: Any, aval: Any) -> bool:

@@ -23,7 +23,7 @@ NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, am
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 
-SWAPPED_ROWS = 512  # of products of more, the swapped one was the fastest in few of 750 on an H200, and by little
+SWAPPED_ROWS = 512  # at most so many rows were tried as columns of the transposed product (H200)
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_bwgemm.bench import fit
+from jax_bwgemm.bench import fit, regret
 from jax_bwgemm.bench.fit import Measured
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
@@ -89,3 +89,12 @@ def test_other_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "x.json").write_text(text)
     assert main(["bench", "--fit", str(tmp_path / "x.json")]) != 0
     assert "`--fit` requires a file that `--regret --json` wrote" in capsys.readouterr().err
+
+
+def test_products_that_were_not_fitted() -> None:
+    """What the model's choices lose on an H200, of times that are kept beside those that it was fitted to."""
+    results = Path(fit.__file__).parent / "results" / "regret"
+    (arch, held_out), (_, fitted) = (fit.load(results / f"h200_{name}.json") for name in ("held_out", "fitted"))
+    assert not {product.problem for product in held_out} & {product.problem for product in fitted}
+    lost = regret.statistics([fit.lost_by(product, arch) for product in held_out])
+    assert len(held_out) == 251 and lost["mean"] < 0.05 and lost["90th percentile"] < 0.15
