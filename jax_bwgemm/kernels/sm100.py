@@ -113,8 +113,9 @@ class Sm100Gemm:
         tma_a, _ = cute.nvgpu.make_tiled_tma_atom_A(a_op, a, a_smem, self.tiler, mma, vmnk.shape)
         b_op = sm100.cluster_shape_to_tma_atom_B(facts.cluster[:2], mma.thr_id)
         tma_b, _ = cute.nvgpu.make_tiled_tma_atom_B(b_op, b, b_smem, self.tiler, mma, vmnk.shape)
-        tma_r = facts.boxes.load_atom(c) if cutlass.const_expr(self.epilogue.has_residual) else None
-        maps = Maps(tma_a, tma_b, facts.boxes.store_atom(c), tma_r)
+        results = [facts.boxes.store_atom(c) for _ in range(facts.moves.results)]
+        matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
+        maps = Maps(tma_a, (tma_b,), tuple(results), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
         params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
@@ -126,10 +127,8 @@ class Sm100Gemm:
         facts, tile, tmem, maps = self.facts, self.facts.tile, self.tmem, params.maps
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == LOAD_WARP:
-            cpasync.prefetch_descriptor(maps.a)
-            cpasync.prefetch_descriptor(maps.b)
-            if cutlass.const_expr(facts.boxes.store == "tma"):
-                cpasync.prefetch_descriptor(maps.c)
+            for atom in maps.moved(facts.boxes.store)[: 2 + facts.moves.results]:
+                cpasync.prefetch_descriptor(atom)
 
         mma = self.tiled_mma()
         a_smem, b_smem = self.smem_layouts(mma)
@@ -165,8 +164,8 @@ class Sm100Gemm:
             cta_layout_vmnk=vmnk,
             defer_sync=True,
         )
-        residual, sR = None, None
-        if cutlass.const_expr(self.epilogue.has_residual):
+        residual, sRs = None, ()
+        if cutlass.const_expr(facts.moves.matrices):
             residual = pipeline.PipelineTmaAsync.create(
                 barrier_storage=residual_barriers,
                 num_stages=facts.boxes.buffers,
@@ -176,7 +175,10 @@ class Sm100Gemm:
                 cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),  # every CTA of a cluster loads its own
                 defer_sync=True,
             )
-            sR = allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
+            sRs = tuple(
+                allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
+                for _ in range(facts.moves.matrices)
+            )
         if warp_idx == 0:
             with cute.arch.elect_one():
                 if cutlass.const_expr(tile.cta_group == 2):
@@ -187,7 +189,7 @@ class Sm100Gemm:
         walk = walk_of(tile, params.sizes, None)
         parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=facts.acc_dtype)
         split = KSplit(tile, walk.x, STORE_THREADS, parts, written, drained)
-        shared = Shared(sA, sB, sC, sR, ab, acc, residual, split)
+        shared = Shared(sA, sB, sC, sRs, ab, acc, residual, split)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
         cute.arch.griddepcontrol_wait()
@@ -198,7 +200,7 @@ class Sm100Gemm:
             address = self.tmem_pointer(tmem_address)
             self.multiply(mma, cute.make_tensor(address, tmem.mma_layout(mma)), shared, walk)
         elif warp_idx == RESIDUAL_WARP:  # without one, there is no such warp
-            if cutlass.const_expr(self.epilogue.has_residual):
+            if cutlass.const_expr(facts.moves.matrices):
                 self.residual.run(params, shared, walk)
         else:
             if warp_idx == 0:
@@ -228,9 +230,9 @@ class Sm100Gemm:
             maps.a, walk.y, cute.make_layout(tile.cluster_n), sA, cute.group_modes(tA, 0, 3)
         )  # (TMA, stage), (TMA, m tiles, k tiles, l)
         Bs, Bg = cpasync.tma_partition(
-            maps.b, walk.x // tile.cta_group, pairs_m, sB, cute.group_modes(tB, 0, 3)
+            maps.b[0], walk.x // tile.cta_group, pairs_m, sB, cute.group_modes(tB, 0, 3)
         )  # (TMA, stage), (TMA, n tiles, k tiles, l)
-        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
+        keep_full(feeds(params, walk, (As, Ag), [(Bs, Bg)]), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
     def multiply(self, mma: cute.TiledMma, tC: cute.Tensor, shared: Shared, walk: Walk) -> None:
