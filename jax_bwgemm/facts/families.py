@@ -143,7 +143,6 @@ BLACKWELL = Family(
         "pingpong": "a Blackwell epilogue overlaps through TMEM",
         "promoted": "Blackwell's tensor cores sum in float32",
         "stream_k": "the Blackwell kernel has no workspace yet",
-        "gated": "the Blackwell kernel multiplies one b yet",
     },
     acc_registers=0,
     held_registers=0,

@@ -20,6 +20,7 @@ from jax_bwgemm.facts.tile import (
     SWIZZLE_BYTES,
     Tile,
     acc_cols,
+    column_halves,
     is_tma_storable,
     load_box,
     num_stages,
@@ -174,6 +175,8 @@ def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
         return f"`gated` requires {is_gated} for {problem}, got {tile}"
     if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.stream_k or tile.promoted):
         return f"`gated` requires 128 or 256 columns, no division of k and no promoted sums, got {tile}"
+    if is_gated and column_halves(tile) > 1:
+        return f"`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got {tile}"
     return None
 
 

@@ -33,8 +33,8 @@ class Tile:
     CTAs, of which `cluster_k` divide k among themselves and add their parts up. `pingpong` (Hopper): two warpgroups,
     each with a tile of its own, take turns at the tensor cores. `stream_k` (Hopper): the last tiles
     are divided along k between clusters, which meet in a workspace in global memory. `promoted` (Hopper, float8): the
-    sums of each stage are added to others in float32 registers. `gated` (Hopper): half of the columns are those of a
-    second b, so that a thread has the sums of both for the same places of the result.
+    sums of each stage are added to others in float32 registers. `gated`: half of the columns are those of a
+    second b, so that a thread has the sums of both for the same places of the result. A pair's CTAs load one b each.
     """
 
     mma_m: int
@@ -234,7 +234,7 @@ def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, 
     tiles); else a span of rows (several boxes a stage) by the stage's k.
     """
     a_rows = tile.cta_m if tile.cta_group == 1 else tile.mma_m // 2
-    rows = a_rows if operand == "a" else tile.load_n // tile.num_bs
+    rows = a_rows if operand == "a" else tile.out_n if tile.gated else tile.load_n
     sharing = sharing_ctas(tile, operand)
     if major == "k":
         return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype], rows // sharing

@@ -84,9 +84,7 @@ def facts_of(variant: Variant) -> GemmFacts:
         residual_bytes=pipelines.residual_full_bytes(tile, variant.out_dtype, variant.target, variant.moves),
         drains_stages=pipelines.arrivals_outlive_readers(tile, variant.target),
         a_in_registers=in_registers,
-        defers_store=defers_store(
-            tile, variant.out_dtype, variant.store, variant.target, in_registers, variant.moves
-        ),
+        defers_store=defers_store(tile, variant.out_dtype, variant.store, variant.target, in_registers, variant.moves),
         boxes=boxes_of(variant, out_dtype, in_registers and a_dtype.width == 8),
         epilogue=epilogue_of(variant.steps, variant.c_major, variant.out_dtype in COARSE_DTYPES),
         scalars=tuple(role for role, _ in variant.steps.scalars),

@@ -72,7 +72,11 @@ def keep_full(feeds: tuple[Feed, ...], ab: Any, facts: GemmFacts, walk: Walk, sp
             barrier = ab.producer_get_barrier(state)
             a.fill(a_tile, item.k_first + k_idx, state.index, barrier)
             for i in cutlass.range_constexpr(len(bs)):
-                bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
+                if cutlass.const_expr(tile.gated and tile.cta_group == 2):
+                    if walk.x % tile.cta_group == i:  # each CTA of a pair has the columns of one b
+                        bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
+                else:
+                    bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
             state.advance()
         if cutlass.const_expr(tile.cluster_k > 1):  # the stages hold parts of the result until all have read them
             split.wait_drained(phase)

@@ -56,7 +56,7 @@ class TileBoxes:
 
     @property
     def in_acc(self) -> int:
-        return self.tile.mma_n // self.boxes.groups // self.boxes.cols
+        return self.tile.out_n // self.boxes.groups // self.boxes.cols
 
     @property
     def count(self) -> int:
@@ -77,16 +77,21 @@ class TileBoxes:
 @dataclasses.dataclass(frozen=True)
 class Drain:
     """A thread's part of the accumulators, `Tt` (T2R, T2R_M, T2R_N, box, accumulator, acc stage), by `t2r` into
-    `sums`, registers of one box. The matrices that the epilogue reads are in `Rts`, (T2R, T2R_M, T2R_N, buffer)."""
+    `sums`, registers of one box of each b, between whose there are `in_acc` boxes. The matrices that the epilogue reads
+    are in `Rts`, (T2R, T2R_M, T2R_N, buffer)."""
 
     t2r: cute.TiledCopy
     Tt: cute.Tensor
-    sums: cute.Tensor
+    sums: tuple[cute.Tensor, ...]
+    in_acc: int
     Rts: tuple[cute.Tensor, ...]
 
     @cute.jit
     def take(self, acc_idx: Any, box: Any, stage: Int32) -> None:
-        cute.copy(self.t2r, self.Tt[None, None, None, box, acc_idx, stage], self.sums)
+        """A box of each b."""
+        for i in cutlass.range_constexpr(len(self.sums)):
+            at = box + i * self.in_acc
+            cute.copy(self.t2r, self.Tt[None, None, None, at, acc_idx, stage], self.sums[i])
         cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
 
     def matrices(self, pipe: Any, state: Any) -> tuple[cute.Tensor, ...]:
@@ -141,7 +146,7 @@ class StoreRole:
                     matrices = no_matrices
                     if cutlass.const_expr(facts.moves.matrices):
                         matrices = functools.partial(drain.matrices, residual, add)
-                    results = epilogue.apply((drain.sums,), epilogue.begin(at), at, matrices)
+                    results = epilogue.apply(drain.sums, epilogue.begin(at), at, matrices)
                     if cutlass.const_expr(facts.moves.matrices):
                         cute.arch.fence_proxy("async.shared", space="cta")  # the next load overwrites what was read
                         cute.arch.sync_warp()  # all lanes have read
@@ -151,21 +156,22 @@ class StoreRole:
                         buffer = cutlass.const_expr(facts.boxes.buffer_of(j * len(outlets) + i))
                         outlets[i].publish(round_box(results[i], outlets[i]), at, buffer)
             else:
+                (sums,) = drain.sums  # no gated tile is split
                 for i in cutlass.range_constexpr(places.count):
                     if walk.k_count > 0:
                         drain.take(0, i, read.index)
                     else:
-                        drain.sums.fill(0)
-                    split.leave(drain.sums, i, tidx)
+                        sums.fill(0)
+                    split.leave(sums, i, tidx)
                 with cute.arch.elect_one():
                     acc.consumer_release(read)
                 split.meet(phase)
                 for j in cutlass.range_constexpr(-(-places.count // tile.cluster_k)):
                     box_idx = j * tile.cluster_k + walk.z
                     if box_idx < places.count:
-                        split.add(drain.sums, box_idx, tidx)
+                        split.add(sums, box_idx, tidx)
                         at = (first[0], first[1] + box_idx, first[2])
-                        (result,) = epilogue.apply((drain.sums,), epilogue.begin(at), at)
+                        (result,) = epilogue.apply((sums,), epilogue.begin(at), at)
                         outlet.publish(round_box(result, outlet), at, facts.boxes.buffer_of(j))
                 split.part(phase)
                 phase = phase ^ 1
@@ -183,12 +189,13 @@ class StoreRole:
         )
         thread = t2r.get_slice(values.tidx)
         Tt = thread.partition_S(tC_boxes)[None, None, None, 0, None, None, None]
-        registers = cute.make_rmem_tensor(  # one row, cols columns; or parts of two rows
-            thread.partition_D(cute.make_identity_tensor(box)).shape, self.facts.acc_dtype
-        )
+        shape = thread.partition_D(cute.make_identity_tensor(box)).shape  # one row, cols columns; or parts of two rows
+        tile = self.facts.tile
+        registers = tuple(cute.make_rmem_tensor(shape, self.facts.acc_dtype) for _ in range(tile.num_bs))
         by_element = cute.make_tiled_copy_D(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), boxes.dtype), t2r)
         own = by_element.get_slice(values.tidx)
-        return Drain(t2r, Tt, registers, tuple(own.partition_D(sR) for sR in sRs))
+        in_acc = TileBoxes(tile, boxes).in_acc
+        return Drain(t2r, Tt, registers, in_acc, tuple(own.partition_D(sR) for sR in sRs))
 
     def outlets(
         self, params: Params, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32, group: StoreGroup

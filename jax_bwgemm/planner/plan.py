@@ -111,7 +111,11 @@ def candidates(
 def is_swappable(problem: Problem) -> bool:
     """Whether C^T = B^T A^T is worth a look, with the rows as an MMA's columns. An n-major b whose result TMA cannot
     store has to be padded or transposed anyhow."""
-    return problem.m <= SWAPPED_ROWS and not problem.epilogue.is_gated and (is_tma_storable(problem) or problem.b_major == "k")
+    return (
+        problem.m <= SWAPPED_ROWS
+        and not problem.epilogue.is_gated
+        and (is_tma_storable(problem) or problem.b_major == "k")
+    )
 
 
 def plan(

@@ -38,9 +38,7 @@ def run_expression(
     """Every element of every result within a few roundings of its own terms."""
     a_major, b_major, c_major = majors
     own = dataclasses.replace(tile, k_tile=k_tile(dtype))
-    variant = Variant(
-        target, dtype, dtype, out, a_major, b_major, own, epilogue.out, c_major, store, epilogue.seconds
-    )
+    variant = Variant(target, dtype, dtype, out, a_major, b_major, own, epilogue.out, c_major, store, epilogue.seconds)
     module, facts = compiled(variant)
     (m, n, k), batch = shape, 2
     rng = np.random.default_rng(seed)
@@ -109,25 +107,27 @@ def test_a_second_result(tile: Tile, majors: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", range(3))
-@pytest.mark.parametrize(
-    "target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 128)), ("sm_100a", PAIR)]
-)
+@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 128)), ("sm_100a", PAIR)])
 def test_two_matrices_and_three_results(target: str, tile: Tile, schedule: int) -> None:
     run_expression(target, tile, DSWIGLU, schedule=schedule, shape=(264, 200, 64))
 
 
 @pytest.mark.parametrize("majors", ["kkn", "knn", "mnn"])
 @pytest.mark.parametrize(
-    "tile",
+    "target, tile",
     [
-        Tile(128, 128, gated=True),
-        Tile(128, 256, cluster_m=2, gated=True),
-        Tile(64, 256, pingpong=False, cluster_n=2, gated=True),
-        Tile(64, 128, pingpong=True, gated=True),
+        ("sm_90a", Tile(128, 128, gated=True)),
+        ("sm_90a", Tile(128, 256, cluster_m=2, gated=True)),
+        ("sm_90a", Tile(64, 256, cluster_n=2, gated=True)),
+        ("sm_90a", Tile(64, 128, pingpong=True, gated=True)),
+        ("sm_100a", Tile(128, 128, gated=True)),
+        ("sm_100a", Tile(64, 256, cluster_m=2, gated=True)),
+        ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2, gated=True)),
+        ("sm_100a", Tile(256, 128, cta_group=2, cluster_m=4, cluster_n=2, gated=True)),
     ],
 )
-def test_a_gated_product(tile: Tile, majors: str) -> None:
-    run_expression("sm_90a", tile, Epilogue(Apply("mul", (Apply("silu", (ACC,)), UP))), majors=majors)
+def test_a_gated_product(target: str, tile: Tile, majors: str) -> None:
+    run_expression(target, tile, Epilogue(Apply("mul", (Apply("silu", (ACC,)), UP))), majors=majors)
 
 
 def test_a_gated_product_that_keeps_what_its_gradient_needs() -> None:
