@@ -173,8 +173,8 @@ def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
     is_gated = problem.epilogue.is_gated
     if tile.gated != is_gated:
         return f"`gated` requires {is_gated} for {problem}, got {tile}"
-    if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.stream_k or tile.promoted):
-        return f"`gated` requires 128 or 256 columns, no division of k and no promoted sums, got {tile}"
+    if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.promoted):
+        return f"`gated` requires 128 or 256 columns, no split along k and no promoted sums, got {tile}"
     if is_gated and column_halves(tile) > 1:
         return f"`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got {tile}"
     return None

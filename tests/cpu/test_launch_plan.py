@@ -238,8 +238,8 @@ def test_against_independent_formulas(
     ordered = tuple(kind for kind in kinds if kind in taken)
     request = ffi_cases.request(
         m, n, k, batch, batches[0], batches[1], majors, dtypes, "bias" in taken, ordered, majors[2],
-        "threads" if by_threads else "tma", has_residual, cta_m=tile[0], mma_n=tile[1], cluster_m=cluster[0],
-        cluster_n=cluster[1], cluster_k=cluster[2],
+        "threads" if by_threads else "tma", has_residual, cta_m=tile[0], mma_n=tile[1], out_n=tile[1],
+        cluster_m=cluster[0], cluster_n=cluster[1], cluster_k=cluster[2],
     )  # fmt: skip
     request.max_active_clusters = max_clusters
     shapes = [ffi_cases.a_shape(batches[0], m, k, majors[0]), ffi_cases.b_shape(batches[1], n, k, majors[1])]
