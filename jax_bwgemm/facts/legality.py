@@ -59,6 +59,8 @@ def why_not_anyhow(tile: Tile, problem: Problem, archs: Iterable[Arch]) -> str |
 
 def _ways(problem: Problem) -> Iterable[Problem]:
     alone = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    if problem.epilogue.is_gated:  # whose two products have tiles of their own
+        alone = problem
     for asked, a_major, b_major in itertools.product((problem, alone), A_MAJORS, B_MAJORS):
         own = dataclasses.replace(asked, a_major=a_major, b_major=b_major)
         yield from (own, own.transposed)

@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, OPS, UP, Apply, Const, Epilogue, Input, Node, parse
 from jax_bwgemm.facts.problem import COARSE_DTYPES
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES
-from tests.expressions import evaluate
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
