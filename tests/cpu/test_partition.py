@@ -29,6 +29,7 @@ from jax_bwgemm.ops import lowering, partition
 from jax_bwgemm.ops.partition import divide
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime.attempts import Attempt
+from tests.fuzz import fuzz, rounds
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 H200 = {"device": "h200", "on_fallback": "ignore"}
@@ -364,8 +365,9 @@ def placements(draw: Any) -> tuple[Contraction, dict[str, int], list[dict[str, A
     return contraction, sizes, [placement(contraction.a), placement(contraction.b)], placement(contraction.out)
 
 
+@fuzz
 @given(placements())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(300))
 def test_a_division_is_one(case: Any) -> None:
     """No axis divides two modes of one array; sums are over axes that no result has, but a scattered one; and what is
     summed is divided evenly."""
