@@ -136,6 +136,18 @@ def test_collectives_are_jnps(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, theirs)
 
 
+def test_a_batch_invariant_sum_is_of_gathered_operands() -> None:
+    """Of no partial products, whose number is the devices'."""
+    mesh = mesh_of(AxisType.Auto)
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip(arrays((64, 128), (128, 96)), (P(None, "x"), P("x")), strict=True)
+    ]
+    out, found = compiled(lambda a, b: ours(a, b, deterministic="batch"), placed)
+    assert set(found) == {"all-gather"}
+    np.testing.assert_array_equal(out, np.asarray(placed[0], np.float32) @ np.asarray(placed[1], np.float32))
+
+
 def test_a_gradient_of_two_sharded_sums_is_one_reduction() -> None:
     """Of b and s, in that of a dense layer's weight: jnp reduces over either axis."""
     mesh = mesh_of(AxisType.Auto)
