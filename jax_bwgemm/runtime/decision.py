@@ -40,7 +40,8 @@ def decide(
     if reason := why_not_asked(problem):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    chosen = plan(problem, arch, tile, missing, None, measurements(problem, arch), batch_invariant)
+    known = measurements(problem, arch)
+    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant)
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)

@@ -1,5 +1,5 @@
 """`deterministic="batch"`: what is chosen for a product follows from everything but the number of rows, and XLA is said
-aloud. That the bits are then equal is for the emulator (`tests/emu/test_numerics.py`) and the GPU to show."""
+aloud. That the bits are then equal is for the emulator (`tests/emu/test_summation.py`) and the GPU to show."""
 
 from __future__ import annotations
 
