@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-matrix | lint | bench | build | gpu-check
+#   make demo | test | test-hard | test-matrix | lint | bench | build | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-matrix lint bench build gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-hard test-matrix lint bench build gpu-check clean matrix-oldest matrix-newest
 
 demo: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
@@ -27,6 +27,12 @@ build: $(VENV)/build.stamp $(LIBRARY)
 
 test: $(VENV)/test.stamp build
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# The library under sanitizers and a failing driver, and much random input: 5 minutes of two cores.
+FUZZ := 10
+test-hard: $(VENV)/test.stamp $(LIBRARY)
+	$(BIN)/python -m pytest tests/hard -n auto --dist loadgroup
+	JAX_BWGEMM_FUZZ=$(FUZZ) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/cpu -m fuzz -n auto --dist worksteal
 
 # What JAX sees, under the oldest and the newest that is supported: the newest JAX wants a newer Python, as in
 #   make test-matrix PYTHON_NEWEST=python3.13

@@ -55,8 +55,10 @@ def matmul(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    deterministic: str | None = None,
 ) -> Array:
-    """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32) and rounded once.
+    """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32; float8 on Hopper: see
+    `precision`) and rounded once.
 
     Shapes follow `jnp.matmul`: vectors, matrices, and stacks of matrices whose batch dimensions broadcast. On Hopper
     and Blackwell GPUs this package's kernels compute products of two bfloat16, two float16, two float32 (as TF32), any
@@ -88,7 +90,8 @@ def matmul(
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
-        For float8, the algorithm ANY_F8_ANY_F8_F32 keeps float32 in all sums, where Hopper's tensor cores do not.
+        For float8, Hopper's tensor cores keep some 12 bits of a sum (Blackwell's float32); the algorithm
+        ANY_F8_ANY_F8_F32 has them sum 128 products at a time, and these sums added in float32 (`docs/numerics.md`).
       out_sharding: as for `jnp.matmul`: a `NamedSharding`, or a `PartitionSpec` on the mesh that `jax.set_mesh` made
         current, of the result over explicit mesh axes; None for what follows from the operands'.
       tile: a `Tile` or its name, such as "128x256x64_cta1_cluster2x1", for this product but not for its gradients; None
@@ -97,6 +100,7 @@ def matmul(
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
       emulate: "sm_90a", "sm_100a" or "sm_103a": on platforms other than CUDA the kernels of this target run, slowly and
         checked, in the PTX emulator; "off" for XLA; None for the `config`'s. A target is refused on CUDA.
+      deterministic: "run" or "batch", as for `config`, which None takes it from.
 
     Returns:
       An array of `jnp.matmul`'s shape.
@@ -104,7 +108,7 @@ def matmul(
     Raises:
       ValueError: shapes that do not fit, operands that need an `out_dtype`, complex numbers for a real result, a
         `precision` that lax does not know, a `tile` that cannot compute the problem on the `device` (or on any, where
-        that is open), or `emulate` on CUDA.
+        that is open), or not as `deterministic` says, or `emulate` on CUDA.
       TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -114,7 +118,7 @@ def matmul(
       (512, 128)
     """
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
-    settings = resolve(on_fallback, device, emulate)
+    settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(
         a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
@@ -230,7 +234,7 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
 def refuse(settings: Config, problem: Problem, reason: str) -> None:
     """Before anything is traced: a product that is XLA's on any device."""
     record.note(record.Product(str(problem), reason=reason))
-    report_fallback(settings.on_fallback, str(problem), reason)
+    report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -104,7 +104,7 @@ class Division:
 
 def divide(
     contraction: Contraction, sizes: Mapping[str, int], mesh: Mapping[str, int], specs: Sequence[Placement],
-    result: Placement, widths: tuple[int, int, int] = (2, 2, 2),
+    result: Placement, widths: tuple[int, int, int] = (2, 2, 2), may_sum: bool = True,
 ) -> Division:  # fmt: skip
     """What is done with operands a, b as `specs` have them, and a result that is wanted as `result` says; `widths` are
     the bytes of an element of a, b and the result.
@@ -112,12 +112,14 @@ def divide(
     An axis divides one mode. It stays with a mode of the result that asks for it, if an operand has it there or no sum
     does: a summed mode that both operands have on that axis makes partial products, reduced and scattered. One that a
     single operand has sharded makes partial products where adding them moves no more bytes than gathering that operand.
+    Unless it `may_sum`, there are no partial products: what is sharded along a sum is gathered.
     """
     a, b = specs[:2]
     kept: dict[str, Axes] = {}
     used: set[str] = set()
     scattered: str | None = None
-    both = {axis for mode in contraction.summed for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
+    summable = contraction.summed if may_sum else ""
+    both = {axis for mode in summable for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
     for mode in contraction.out:
         own = {axis for x in (a, b) for axis in x.get(mode, ())}
         axes = result.get(mode, ())
@@ -141,7 +143,7 @@ def divide(
         added = 2 * _shard_elems(contraction.out, sizes, mesh, kept) * widths[2]
         is_shared = a.get(mode) == b.get(mode)
         # Shards of unequal sizes are padded with anything: it must not be summed.
-        is_worth_it = (is_shared or added <= gathered) and sizes[mode] % parts == 0
+        is_worth_it = may_sum and (is_shared or added <= gathered) and sizes[mode] % parts == 0
         kept[mode] = axes if is_worth_it else ()
         used |= set(kept[mode])
         summed += kept[mode]
@@ -188,7 +190,8 @@ class _Partition:
         specs = [_placement(modes, x) for modes, x in zip(contraction.operands, operands, strict=True)]
         sizes = dict(sizes_of(contraction, operands))
         a, b, out = (x.dtype.itemsize for x in (*operands[:2], results[0]))
-        found = divide(contraction, sizes, mesh.shape, specs, _placement(contraction.out, results[0]), (a, b, out))
+        wanted, may_sum = _placement(contraction.out, results[0]), not self.params["settings"].is_batch_invariant
+        found = divide(contraction, sizes, mesh.shape, specs, wanted, (a, b, out), may_sum)
 
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.

@@ -27,10 +27,12 @@ class Decision:
     reason: str | None = None
 
 
-def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False) -> Decision:
+def decide(
+    problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False, batch_invariant: bool = False
+) -> Decision:
     """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
 
-    ValueError if `tile` cannot compute `problem`.
+    ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant`.
     """
     arch = target_arch(device)
     if isinstance(arch, str):
@@ -38,7 +40,8 @@ def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated:
     if reason := why_not_asked(problem):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    chosen = plan(problem, arch, tile, missing, record=measurements(problem, arch))
+    known = measurements(problem, arch)
+    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant)
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)

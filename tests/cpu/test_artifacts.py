@@ -18,6 +18,7 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.artifacts import Entry, Manifest, ManifestError, RepackEntry
 from tests.cases import fused
+from tests.fuzz import SEED, fuzz, rounds
 
 THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 128), c_major="m", store="threads")
 RESIDUAL = Variant(
@@ -224,11 +225,12 @@ def test_verify(directory):
 NAME = VARIANT.name
 
 
+@fuzz
 def test_no_damage_of_a_manifest_is_a_crash(directory):
     """What is read of a damaged one has the types of what was written, and can be written again."""
-    path, rng, refused = directory / artifacts.MANIFEST_NAME, random.Random(0), 0
+    path, rng, refused = directory / artifacts.MANIFEST_NAME, random.Random(SEED), 0
     content = path.read_bytes()
-    for i in range(2000):
+    for i in range(rounds(2000)):
         path.write_bytes(mutant(content, rng))
         os.utime(path, ns=(i, i))
         try:
@@ -243,7 +245,7 @@ def test_no_damage_of_a_manifest_is_a_crash(directory):
             assert {type(x) for x in (entry.num_threads, entry.smem_bytes, *entry.sass.values())} <= {int}
         assert isinstance(artifacts.find(VARIANT), (Entry, str))
         assert all("/" not in name for name in artifacts.listed(directory))
-    assert refused > 1000
+    assert refused > rounds(1000)
 
 
 def test_a_manifest_in_depth(directory):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax_bwgemm.facts.problem import DTYPE_BYTES
 from jax_bwgemm.planner.order import L2_HINTS
 from jax_bwgemm.runtime import ffi
+from tests.fuzz import fuzz, rounds
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 
@@ -194,7 +195,8 @@ def test_sixty_four_bit_strides() -> None:
     assert list(a.stride_bytes) == [200_000, 20_000_000_000]
 
 
-@settings(max_examples=300, deadline=None)
+@fuzz
+@settings(max_examples=rounds(300), deadline=None)
 @given(
     sizes=st.tuples(*[st.integers(1, 1500)] * 3),
     batch=st.integers(1, 5),
