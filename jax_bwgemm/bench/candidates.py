@@ -115,7 +115,7 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     """Microseconds of each kernel by CUPTI. RuntimeError if it saw another number of launches than there were."""
     if reason := ffi.status():
         raise ValueError(f"timing kernels requires the library that launches them: {reason}")
-    ffi.register(artifacts.artifact_dirs())
+    ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     values = operands(problem, copies)
     size, in_a_row = burst(len(decisions), roofline_us(problem, arch))
