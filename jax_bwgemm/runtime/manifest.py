@@ -149,6 +149,11 @@ class Manifest:
         return {name: entry for name, entry in self.kernels.items() if isinstance(entry, RepackEntry)}
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of all kernels; their entries need not be right."""
+        return tuple(self._raw)
+
+    @property
     def directory(self) -> pathlib.Path:
         return self.path.parent
 

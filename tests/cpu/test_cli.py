@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jax_bwgemm.cli import doctor
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.runtime import artifacts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -82,83 +76,6 @@ def test_a_build_with_nothing_to_do_does_not_import_the_compiler() -> None:
     code = "import sys; from jax_bwgemm.kernels.aot import catalog, make; print('cutlass' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
-
-
-def test_doctor_on_a_machine_with_nothing(tmp_path: Path) -> None:
-    nowhere = {"JAX_BWGEMM_ARTIFACTS": str(tmp_path), "JAX_BWGEMM_LIBRARY": str(tmp_path / "none.so")}
-    environment = os.environ | nowhere | {"PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "jax_bwgemm", "doctor"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == ""
-    assert "[bad ] library: jax_bwgemm requires libjax_bwgemm_ffi.so" in done.stdout
-    assert "run `python -m jax_bwgemm build`" in done.stdout
-    assert "XLA's own dot" in done.stdout.splitlines()[-1]
-
-
-class FakeDriver:
-    def __init__(self, version: int, code: int = 0) -> None:
-        self.version, self.code = version, code
-
-    def cuDriverGetVersion(self, pointer: Any) -> int:
-        pointer._obj.value = self.version
-        return self.code
-
-
-@pytest.mark.parametrize(
-    ("driver", "state", "text"),
-    [
-        (FakeDriver(13000), "ok", "CUDA 13.0"),
-        (FakeDriver(12080), "ok", "CUDA 12.8"),
-        (FakeDriver(11080), "bad", "requires CUDA 12.0, got 11.8: update the driver"),
-        (FakeDriver(0, code=3), "bad", "cuDriverGetVersion requires 0, got 3"),
-    ],
-)
-def test_doctor_reads_the_driver(driver: FakeDriver, state: str, text: str) -> None:
-    load: Callable[[str], ctypes.CDLL] = lambda name: driver  # type: ignore[assignment,return-value]  # noqa: E731
-    assert doctor.driver_status(load) == ("driver", state, text)
-
-
-def test_doctor_without_a_driver() -> None:
-    def load(name: str) -> ctypes.CDLL:
-        raise OSError(f"{name}: no such file")
-
-    assert doctor.driver_status(load) == ("driver", "note", "none: libcuda.so.1: no such file")
-
-
-def test_doctor_reads_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0'\necho 'NVIDIA B200, 10.0'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor.list_gpus() == [("NVIDIA H200", "9.0"), ("NVIDIA B200", "10.0")]
-    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert doctor.list_gpus() == []
-
-
-@pytest.mark.parametrize(
-    ("gpus", "state", "text"),
-    [
-        ([("NVIDIA H200", "9.0")], "ok", "our kernels for sm_90a, planned as h200"),
-        ([("NVIDIA B300", "10.3")], "ok", "our kernels for sm_103a, planned as b300"),
-        ([("NVIDIA A100", "8.0")], "note", "XLA's own dot, because a device requires compute capability"),
-        ([], "note", "there is no GPU here"),
-    ],
-)
-def test_doctor_says_what_would_run(gpus: list[tuple[str, str]], state: str, text: str) -> None:
-    what, found, sentence = doctor.verdict(gpus, [("library", "ok", "")])
-    assert (what, found) == ("runs", state) and text in sentence
-    assert doctor.verdict([("NVIDIA H200", "9.0")], [("library", "bad", "")])[1:] == (
-        "bad",
-        "XLA's own dot, until this is mended: library",
-    )
-
-
-def test_doctor_reports_a_damaged_cubin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-    artifacts.write_manifest(tmp_path, [], "1.2.3")
-    assert doctor.artifact_status() == [("cubins", "ok", f"no cubins in {tmp_path}, hashes right")]
-    monkeypatch.setattr(artifacts, "verify", lambda directory: ["x.cubin requires sha256 1, got 2"])
-    assert doctor.artifact_status() == [("cubins", "bad", "x.cubin requires sha256 1, got 2")]
 
 
 def test_a_reader_that_leaves_is_no_error_message() -> None:

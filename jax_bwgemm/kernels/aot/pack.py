@@ -18,9 +18,11 @@ from jax_bwgemm.runtime.artifacts import (
     PACKS,
     Entry,
     Manifest,
+    ManifestError,
     RepackEntry,
     target_of,
     verify,
+    verify_pack,
     write_manifest,
 )
 
@@ -38,6 +40,8 @@ def pack(source: Path, out: Path) -> dict[str, int]:
         by_target[target_of(name)].append(manifest.kernels[name])
     out.mkdir(parents=True, exist_ok=True)
     for target, entries in by_target.items():
+        if _is_packed(out, target, entries):
+            continue
         if entries:
             for suffix, name in PACKS.items():
                 parts = {entry.name: _content(source, entry.name, suffix) for entry in entries}
@@ -46,6 +50,15 @@ def pack(source: Path, out: Path) -> dict[str, int]:
         else:
             _remove(out, target)
     return {target: len(entries) for target, entries in by_target.items() if entries}
+
+
+def _is_packed(out: Path, target: str, entries: list[Entry | RepackEntry]) -> bool:
+    """Whether these very kernels are there as they would be packed again, which takes a minute for all."""
+    try:
+        manifest = Manifest.load(out, PACKED_MANIFEST.format(target))
+        return manifest.kernels == {entry.name: entry for entry in entries} and not verify_pack(out, target)
+    except ManifestError:
+        return False
 
 
 def _content(source: Path, name: str, suffix: str) -> bytes:
