@@ -22,6 +22,7 @@ from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import packs
 from jax_bwgemm.runtime.manifest import (
+    COMPILER,
     MANIFEST_NAME,
     REMEDY,
     Entry,
@@ -33,7 +34,17 @@ from jax_bwgemm.runtime.manifest import (
 )
 from jax_bwgemm.runtime.packs import Pack
 
-__all__ = ["MANIFEST_NAME", "REMEDY", "Entry", "Manifest", "ManifestError", "RepackEntry", "listed", "write_manifest"]
+__all__ = [
+    "COMPILER",
+    "MANIFEST_NAME",
+    "REMEDY",
+    "Entry",
+    "Manifest",
+    "ManifestError",
+    "RepackEntry",
+    "listed",
+    "write_manifest",
+]
 
 CUBIN, PTX = "cubin", "ptx.gz"  # suffixes of a kernel's files
 PACKS = {CUBIN: "{}.cubin", PTX: "{}.ptx"}  # of a target's

@@ -28,6 +28,7 @@ FORMAT = 5
 MANIFEST_NAME = "manifest.json"
 MOST_MANIFEST_BYTES = 2**26  # of 1700 kernels: 2**22
 REMEDY = "run `python -m jax_bwgemm build`"
+COMPILER = "nvidia-cutlass-dsl==4.8.1 'nvidia-cuda-nvdisasm>=13'"  # packages that it needs: pyproject's extra `build`
 
 
 class ManifestError(ValueError):
