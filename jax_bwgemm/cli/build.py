@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.cli.outputs import check_directory
 from jax_bwgemm.facts.arch import TARGETS, family_of
 
 HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
+    if args.packs:
+        check_directory(args.packs)
     start = time.monotonic()
     targets = _targets(args.arch)
     variants = make.select([*catalogue(targets), *repacks(targets)], args.only)
