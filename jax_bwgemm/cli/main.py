@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from jax_bwgemm._version import __version__
 from jax_bwgemm.cli import bench, build, doctor, emulate, explain
@@ -61,8 +62,15 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says so if its help could not be written, as argparse's own does not."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message or "")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jax_bwgemm", description="GEMMs for JAX on Hopper and Blackwell.")
+    parser = _Parser(prog="python -m jax_bwgemm", description="GEMMs for JAX on Hopper and Blackwell.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module in COMMANDS.items():

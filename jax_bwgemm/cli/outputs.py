@@ -1,4 +1,4 @@
-"""Files that a command writes at its end, tried at its beginning: nobody measures for minutes to hear of a wrong path."""
+"""Files that a command writes at its end are tried at its beginning: a wrong path costs nobody minutes of work."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 
 def check_file(path: Path) -> None:
     """OSError unless `path` can be opened for writing; it and what it holds stay as they are. Its directory is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
-    with path.open("ab"):
-        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from None
     if is_new:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -20,5 +23,4 @@ def check_file(path: Path) -> None:
 
 def check_directory(path: Path) -> None:
     """OSError unless files can be made in `path`, which is made."""
-    path.mkdir(parents=True, exist_ok=True)
     check_file(path / f".{os.getpid()}")
