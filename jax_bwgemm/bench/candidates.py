@@ -210,7 +210,8 @@ def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.A
 
 
 def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
-    return jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
+    array: jax.Array = jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
+    return array
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def why_not_epilogue(problem: Problem) -> str | None:
         if len(step.args) > 1 and own not in legal and not is_last_matrix:
             rule = f"`alpha` to multiply by, a `bias` along {problem.c_major} or, last, a `residual` to add"
             return f"a step of an epilogue requires {rule}, got {step}"
-        legal.discard(own)  # type: ignore[arg-type]
+        legal.discard(own)
     return None
 
 

@@ -36,7 +36,8 @@ def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
     Params: `contraction`, `out_dtype`, `epilogue` (a scale at most), `precision` (canonical), `tile` (None: the
     planner's), `out_sharding` (over explicit mesh axes; None: as the operands') and `settings` (a `Config`).
     """
-    return matmul_p.bind(*match_varying(a, b), **_whole(params))
+    out: jax.Array = matmul_p.bind(*match_varying(a, b), **_whole(params))
+    return out
 
 
 def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **params: Any) -> tuple[jax.Array, ...]:
@@ -243,7 +244,8 @@ def _slopes(wide: jax.Array, outer: Epilogue, rest: Sequence[jax.Array], x: Inpu
         return finish(wide if idx >= 0 else value, outer, own, jnp.dtype("float32"))
 
     value = wide if idx < 0 else jnp.broadcast_to(rest[idx], wide.shape)
-    return jax.jvp(results, (value,), (jnp.ones_like(value),))[1]
+    slopes: tuple[jax.Array, ...] = jax.jvp(results, (value,), (jnp.ones_like(value),))[1]
+    return slopes
 
 
 for _primitive in (matmul_p, fused_matmul_p):
