@@ -84,4 +84,5 @@ def _result(
     def dot(x: Array, y: Array) -> Array:
         return lax.dot_general(x, y, dimension_numbers, precision, preferred, out_sharding=out_sharding)
 
-    return jax.eval_shape(dot, *map(jax.typeof, map(jnp.asarray, (lhs, rhs))))
+    result: jax.ShapeDtypeStruct = jax.eval_shape(dot, *map(jax.typeof, map(jnp.asarray, (lhs, rhs))))
+    return result

@@ -164,7 +164,8 @@ def _by_custom_call(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -
         choice, emitted = known[key]
         _note_kernel(choice)
         with named(ctx, _profiled_name(choice.attempt)):
-            return emitted.again(given)
+            again: list[Any] = emitted.again(given)
+        return again
     choice = _chosen(ctx, before, params)
     if isinstance(choice, Refused):
         return choice

@@ -32,8 +32,9 @@ Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
 
 try:
     # Primitives that are told the devices when they are lowered, as custom_partitioning has to be: no public name yet.
-    from jax._src.dispatch import prim_requires_devices_during_lowering as told_devices
+    from jax._src.dispatch import prim_requires_devices_during_lowering
 
+    told_devices: set[Any] = prim_requires_devices_during_lowering
     told_devices |= {matmul_p, fused_matmul_p}
 except ImportError:  # `why_not` says so where it matters
     told_devices = set()
@@ -62,7 +63,7 @@ def why_not(ctx: Any) -> str | None:
     return None
 
 
-def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     """Of a program for which there is no `why_not`. The local products are lowered like any other, when the partitioner
     knows the shards."""
     divided = custom_partitioning(_Product(params))
@@ -72,7 +73,8 @@ def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> 
         outs: tuple[jax.Array, ...] = divided(*operands)
         return tuple(_as_typed(out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True))
 
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    emitted: Sequence[Any] = mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    return emitted
 
 
 def _as_typed(out: jax.Array, aval: Any) -> jax.Array:
@@ -250,9 +252,11 @@ def sum_dtype(out_dtype: Any, partial_sums: str) -> Any:
 def _added(partial: jax.Array, division: Division, contraction: Contraction) -> jax.Array:
     """The sum over the devices that have parts of it, or this device's part of that."""
     if division.scattered is None:
-        return lax.psum(partial, division.summed)
+        whole: jax.Array = lax.psum(partial, division.summed)
+        return whole
     axis = division.result[division.scattered][-1]
     rest = tuple(other for other in division.summed if other != axis)
     partial = lax.psum(partial, rest) if rest else partial
     dim = contraction.out.index(division.scattered)
-    return lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
+    own: jax.Array = lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
+    return own

@@ -27,7 +27,7 @@ from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, plan
 from jax_bwgemm.planner.routes import Pair, Route, routes
-from jax_bwgemm.runtime import artifacts, jit_build
+from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
 
@@ -232,7 +232,7 @@ def _with_remedy(asked: Asked, decision: Decision) -> str | None:
     if asked.compiles or best is None or best.cost is None or decision.plan is None:
         return decision.reason
     variant = variant_for(best.problem, best.tile, decision.plan.arch.target)
-    is_told = artifacts.REMEDY in (decision.reason or "")
+    is_told = any(remedy in (decision.reason or "") for remedy in (artifacts.REMEDY, packs.REMEDY))
     return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(variant)}"
 
 

@@ -45,7 +45,8 @@ struct RecordedMap {
 static_assert(sizeof(RecordedMap) <= sizeof(TensorMap));
 
 std::mutex g_mutex;
-std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0}, {"clusters", 66}};
+std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0},
+                                         {"clusters", 66},   {"gpus", 2},  {"sms", 132}};
 std::map<std::string, int> g_failures, g_calls;
 int g_calls_until_failure = -1,
     g_nth_failure = 0;  // below 0: no call of any function fails
@@ -156,6 +157,26 @@ FAKE_EXPORT Result cuDriverGetVersion(int* version) {
   return 0;
 }
 
+FAKE_EXPORT Result cuInit(unsigned) { return Called("cuInit"); }
+
+FAKE_EXPORT Result cuDeviceGetCount(int* count) {
+  FAKE_CALLED(cuDeviceGetCount);
+  *count = Setting("gpus");
+  return 0;
+}
+
+FAKE_EXPORT Result cuDeviceGetName(char* name, int size, Device) {
+  FAKE_CALLED(cuDeviceGetName);
+  std::strncpy(name, Setting("major") == 9 ? "NVIDIA H200" : "NVIDIA Fake", static_cast<size_t>(size));
+  return 0;
+}
+
+FAKE_EXPORT Result cuDeviceTotalMem_v2(size_t* bytes, Device) {
+  FAKE_CALLED(cuDeviceTotalMem_v2);
+  *bytes = size_t{141} << 30;
+  return 0;
+}
+
 FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
   FAKE_CALLED(cuDeviceGet);
   *device = kFirstDevice + ordinal;
@@ -164,7 +185,10 @@ FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
 
 FAKE_EXPORT Result cuDeviceGetAttribute(int* value, int attribute, Device) {
   FAKE_CALLED(cuDeviceGetAttribute);
-  *value = Setting(attribute == jbw::cuda::kDeviceAttributeMajor ? "major" : "minor");
+  constexpr int kMultiprocessorCount = 16;  // CUdevice_attribute
+  *value = Setting(attribute == jbw::cuda::kDeviceAttributeMajor ? "major"
+                   : attribute == kMultiprocessorCount           ? "sms"
+                                                                 : "minor");
   return 0;
 }
 
