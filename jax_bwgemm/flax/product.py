@@ -1,0 +1,168 @@
+"""The product inside a layer of Flax's, which waits for what follows it, so that one kernel can do both.
+
+Flax's own code runs as it is, with `dot_general` or `einsum` of this room in place of JAX's: it makes the parameters,
+promotes them and adds the bias, of which a `Product` takes note. Knows no parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import opt_einsum
+from jax import lax
+
+from jax_bwgemm.contract import contract
+from jax_bwgemm.facts.contraction import Contraction, of_dot_general
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.ops.reference import OPS
+from jax_bwgemm.runtime.config import current, report_fallback
+
+Array = jax.Array
+Activation = str | Callable[[Array], Array] | None
+
+_KNOWN: tuple[tuple[Any, str], ...] = (
+    (jax.nn.relu, "relu"),
+    (jax.nn.gelu, "gelu"),
+    (jax.nn.silu, "silu"),
+    (jax.nn.sigmoid, "sigmoid"),
+    (jax.nn.leaky_relu, "leaky_relu"),
+    (jnp.tanh, "tanh"),
+    (lax.tanh, "tanh"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Of `a` and `b`, with `result`'s shape and dtype. A bias that Flax has added has dimensions of size 1, or all."""
+
+    a: Array
+    b: Array
+    contraction: Contraction
+    result: jax.ShapeDtypeStruct
+    precision: Any
+    out_sharding: Any
+    bias: Array | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.result.shape)
+
+    def __add__(self, bias: Array) -> Product:
+        assert self.bias is None  # a layer of Flax's has one
+        return dataclasses.replace(self, bias=bias)
+
+
+def dot_general(
+    lhs: Array,
+    rhs: Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+) -> Product:
+    """In place of `lax.dot_general`, whose errors are the errors."""
+
+    def dot(x: Array, y: Array) -> Array:
+        return lax.dot_general(x, y, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding)
+
+    contraction = of_dot_general(lhs.ndim, rhs.ndim, dimension_numbers)
+    return Product(lhs, rhs, contraction, jax.eval_shape(dot, lhs, rhs), precision, out_sharding)
+
+
+def einsum(
+    subscripts: str,
+    lhs: Array,
+    rhs: Array,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> Product | Array:
+    """In place of `jnp.einsum`; what is no contraction of two arrays, such as a sum of one, is XLA's."""
+    dot = functools.partial(
+        jnp.einsum,
+        subscripts,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    result = jax.eval_shape(dot, lhs, rhs)
+    contraction = _contraction(subscripts, lhs, rhs)
+    if isinstance(contraction, str):
+        what = f"the einsum {subscripts} of {lhs.dtype}{list(lhs.shape)} and {rhs.dtype}{list(rhs.shape)}"
+        report_fallback(current().on_fallback, what, contraction)
+        return dot(lhs, rhs)
+    return Product(lhs, rhs, contraction, result, precision, out_sharding)
+
+
+def _contraction(subscripts: str, lhs: Array, rhs: Array) -> Contraction | str:
+    """Or why it is none."""
+    operands, out, _ = opt_einsum.parser.parse_einsum_input((subscripts, lhs, rhs))
+    a, b = operands.split(",")
+    try:
+        found = Contraction(a, b, out)
+    except ValueError as error:
+        return str(error)
+    sizes = dict(zip(a, lhs.shape, strict=True))
+    if any(sizes.get(mode, size) != size for mode, size in zip(b, rhs.shape, strict=True)):
+        return "a contraction requires one size of each mode, got one that is repeated"
+    return found
+
+
+def finished(product: Product | Array, activation: Activation = None, residual: Any = None) -> Array:
+    """`activation(product) + residual`, in the dtype to which JAX promotes them, rounded once.
+
+    A function that no kernel has is XLA's, of the rounded sums. ValueError for a residual of another shape, or an
+    unknown name.
+    """
+    name = _name(activation)
+    shape = (product.result if isinstance(product, Product) else product).shape
+    if residual is not None and jnp.shape(residual) != shape:
+        raise ValueError(
+            f"`residual` requires the result's shape {shape}, got {jnp.shape(residual)}: broadcast it first"
+        )
+    if not isinstance(product, Product) or (name is None and activation is not None):
+        out = finished(product) if isinstance(product, Product) else product
+        act = OPS[name] if name else activation
+        out = act(out) if callable(act) else out
+        return out if residual is None else out + residual
+    extras, operands = [], []
+    if product.bias is not None:
+        ones = [i for i, size in enumerate(product.bias.shape) if size == 1]
+        extras.append("".join(mode for i, mode in enumerate(product.contraction.out) if i not in ones))
+        operands.append(lax.squeeze(product.bias, ones))
+    if residual is not None:
+        extras.append(product.contraction.out)
+        operands.append(jnp.asarray(residual))
+    return contract(
+        product.a,
+        product.b,
+        operands,
+        contraction=dataclasses.replace(product.contraction, extras=tuple(extras)),
+        out_dtype=jnp.result_type(product.result.dtype, *operands),
+        epilogue=chain(has_bias=product.bias is not None, activation=name, has_residual=residual is not None),
+        precision=product.precision,
+        out_sharding=product.out_sharding,
+        settings=current(),
+    )
+
+
+def gated(gate: Product, up: Product, activation: Activation) -> Array:
+    """`activation(gate) * up`."""
+    return finished(gate, activation) * finished(up)
+
+
+def _name(activation: Activation) -> str | None:
+    """By which an epilogue knows it; None if it does not."""
+    if isinstance(activation, str):
+        chain(activation=activation)
+        return activation
+    if isinstance(activation, functools.partial) and activation.func is jax.nn.gelu and not activation.args:
+        return {True: "gelu", False: "gelu_exact"}.get(activation.keywords.get("approximate", True))
+    return next((name for known, name in _KNOWN if known is activation), None)
