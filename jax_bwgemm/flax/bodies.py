@@ -46,7 +46,10 @@ def why_not(base: type, module: Any) -> str | None:
 
 def product_of(base: type, module: Any, *args: Any, **kwargs: Any) -> Any:
     """The `Product` that `base`, a layer of Flax's, makes of its inputs with the parameters of `module`, or an array
-    where an einsum is none; of linen, in a compact method of `module`. ValueError if `module` has a product of its own."""
+    where an einsum is none; of linen, in a compact method of `module`.
+
+    ValueError if `module` has a product of its own.
+    """
     if reason := why_not(base, module):
         rule = "no `dot_general`, `dot_general_cls` or `einsum_op`"
         raise ValueError(f"`{base.__name__}` of `jax_bwgemm.flax` requires {rule}, but {reason}: use Flax's layer")
