@@ -14,8 +14,10 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-PLACES = ("acc", "scalar", "n", "m", "mn")  # of an input: the sums; one number; a vector along n or m; a matrix
+PLACES = ("acc", "scalar", "n", "m", "mn")  # of an input: sums; one number; a vector along n or m; a matrix
+SUMS = ("acc", "up", "left")  # roles of sums: a @ b, a @ up of a gated product, and left @ b of that one's transpose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +31,26 @@ class Op:
     instructions: int = 0
 
 
-OPS = {
+_ARITHMETIC = {
     "add": Op(2),
+    "sub": Op(2),
     "mul": Op(2),
+    "div": Op(2, 1, 1, 8),
+    "max": Op(2),
+    "min": Op(2),
+    "neg": Op(1),
+    "abs": Op(1),
+    "square": Op(1),
+    "exp": Op(1, 1, 1),
+    "log": Op(1, 1, 1),
+    "sqrt": Op(1, 1, 1, 4),
+    "rsqrt": Op(1, 1, 1, 4),
+    "gt": Op(2),  # 1 where the first is greater, else 0
+    "ge": Op(2),
+    "eq": Op(2),
+    "where": Op(3),  # the second where the first is not 0, else the third
+}
+_ACTIVATIONS = {
     "relu": Op(1),
     "gelu": Op(1, 1, 2),  # the tanh form, x * sigmoid(...)
     "silu": Op(1, 1, 2),
@@ -41,7 +60,8 @@ OPS = {
     "squared_relu": Op(1),
     "leaky_relu": Op(1),
 }
-ACTIVATIONS = tuple(name for name, op in OPS.items() if op.num_args == 1)
+OPS = _ARITHMETIC | _ACTIVATIONS
+ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +80,16 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
+class Const:
+    """A number that is compiled in."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return repr(float(self.value))
+
+
+@dataclasses.dataclass(frozen=True)
 class Apply:
     op: str
     args: tuple[Node, ...]
@@ -72,15 +102,29 @@ class Apply:
         return f"{self.op}({', '.join(map(str, self.args))})"
 
 
-Node = Input | Apply
+Node = Input | Const | Apply
 ACC, ALPHA = Input("acc", "acc"), Input("alpha", "scalar")
+UP = Input("up", "acc")  # the sums of a gated product's second b
 BIAS, RESIDUAL = Input("bias", "n"), Input("residual", "mn")
+
+
+class Moves(NamedTuple):
+    """How many matrices of the result's shape an epilogue reads, and how many it makes: what a store carries box by
+    box."""
+
+    matrices: int = 0
+    results: int = 1
+
+    @property
+    def planes(self) -> int:
+        """Boxes of one place that share its store buffers, where results take the place of what was read."""
+        return max(self.matrices, self.results) if self.matrices else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
     """`out` is the result; `scalars` the values of its scalar inputs, by role; `seconds` further results of the same
-    shape and dtype, by role, which no kernel has yet."""
+    shape and dtype, by role."""
 
     out: Node = ACC
     scalars: tuple[tuple[str, float], ...] = ()
@@ -110,8 +154,13 @@ class Epilogue:
         return sum(node.place == "mn" for node in self.operands)
 
     @property
-    def has_residual(self) -> bool:
-        return self.num_matrices > 0
+    def is_gated(self) -> bool:
+        """Whether it reads the sums of a second b."""
+        return any(node.place == "acc" and node != ACC for node in self._inputs())
+
+    @property
+    def moves(self) -> Moves:
+        return Moves(self.num_matrices, len(self.results))
 
     @property
     def kind(self) -> str:
@@ -166,6 +215,23 @@ def steps(node: Node) -> tuple[Apply, ...] | None:
     return tuple(reversed(found)) if node == ACC else None
 
 
+def in_place(epilogue: Epilogue) -> tuple[Apply, ...] | None:
+    """The steps of a chain that needs the sums' own registers only: a scale, sums with a vector, activations, and last
+    a sum with a matrix. Else None."""
+    found = steps(epilogue.out)
+    if epilogue.seconds or found is None:
+        return None
+    for i, step in enumerate(found):
+        other = step.args[-1]
+        place = other.place if isinstance(other, Input) and len(step.args) > 1 else ""
+        is_last = i == len(found) - 1
+        kinds = {"mul": ("scalar",), "add": ("n", "m", "mn") if is_last else ("n", "m")}
+        if step.op not in ACTIVATIONS and place not in kinds.get(step.op, ()):
+            return None
+    roles = [x.role for step in found for x in step.args[1:] if isinstance(x, Input)]
+    return found if len(roles) == len(set(roles)) else None
+
+
 def label(node: Node) -> str:
     """Readable, of a chain: the roles of what is added or multiplied, and the operations. A digest, of all else."""
     found, names = steps(node), []
@@ -203,9 +269,12 @@ def _of_steps(found: tuple[Apply, ...]) -> Node:
     return node
 
 
+_NUMBER = r"-?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|inf\b|nan\b)"
+
+
 def parse(text: str) -> Node:
     """The inverse of `str`. ValueError for anything else."""
-    tokens = re.findall(r"[a-z_]+(?::(?:mn|m|n))?|[(),]", text)
+    tokens = re.findall(rf"{_NUMBER}|[a-z_]+(?::(?:mn|m|n))?|[(),]", text)
     node = _parse(tokens)
     if tokens or str(node) != text:
         raise ValueError(f"an expression requires the form 'relu(add(acc, bias:n))', got {text!r}")
@@ -214,9 +283,11 @@ def parse(text: str) -> Node:
 
 def _parse(tokens: list[str]) -> Node:
     name = tokens.pop(0) if tokens else ""
+    if re.fullmatch(_NUMBER, name):
+        return Const(float(name))
     if not tokens or tokens[0] != "(":
         role, _, place = name.partition(":")
-        return Input(role, place or ("acc" if role == "acc" else "scalar"))
+        return Input(role, place or ("acc" if role in SUMS else "scalar"))
     args: list[Node] = []
     while tokens and tokens.pop(0) in ("(", ","):
         args.append(_parse(tokens))
@@ -233,7 +304,10 @@ def _walk(node: Node) -> Iterator[Node]:
 def _transposed(node: Node) -> Node:
     if isinstance(node, Apply):
         return Apply(node.op, tuple(map(_transposed, node.args)))
-    return Input(node.role, {"m": "n", "n": "m"}.get(node.place, node.place))
+    if isinstance(node, Const):
+        return node
+    role = {"up": "left", "left": "up"}.get(node.role, node.role) if node.place == "acc" else node.role
+    return Input(role, {"m": "n", "n": "m"}.get(node.place, node.place))
 
 
 def _upright(node: Node) -> Node:

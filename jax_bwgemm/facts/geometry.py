@@ -16,7 +16,7 @@ def ceil_div(a: int, b: int) -> int:
 
 def cluster_tiles(tile: Tile, problem: Problem) -> tuple[int, int]:
     """Cluster tiles along m and n of one matrix of the batch."""
-    return ceil_div(problem.m, tile.cluster_m * tile.cta_m), ceil_div(problem.n, tile.cluster_n * tile.mma_n)
+    return ceil_div(problem.m, tile.cluster_m * tile.cta_m), ceil_div(problem.n, tile.cluster_n * tile.out_n)
 
 
 def num_tiles(tile: Tile, problem: Problem) -> int:
@@ -44,7 +44,7 @@ def wave_shape(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True
     """Cluster tiles along m and n that run at the same time: a square in bytes if they are grouped, else rows."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
     wave = concurrent_clusters(tile, arch)
-    ideal = math.sqrt(wave * tile.cluster_n * tile.mma_n / (tile.cluster_m * tile.cta_m))
+    ideal = math.sqrt(wave * tile.cluster_n * tile.out_n / (tile.cluster_m * tile.cta_m))
     rows = max(1.0, min(tiles_m, ideal if is_grouped else wave / tiles_n))
     return rows, max(1.0, min(tiles_n, wave / rows))
 
@@ -62,7 +62,7 @@ def inside(tile: Tile, problem: Problem) -> tuple[float, float]:
     tiles_m, tiles_n = cluster_tiles(tile, problem)
     return (
         problem.m / (tiles_m * tile.cluster_m * tile.cta_m),
-        problem.n / (tiles_n * tile.cluster_n * tile.mma_n),
+        problem.n / (tiles_n * tile.cluster_n * tile.out_n),
     )
 
 
@@ -85,6 +85,6 @@ def l2_bytes(tile: Tile, problem: Problem) -> float:
 
 
 def operand_bytes(problem: Problem) -> tuple[int, int]:
-    """Bytes of a and of b, all their matrices."""
+    """Bytes of a and of every b, all their matrices."""
     a = problem.a_batch * problem.m * problem.k * DTYPE_BYTES[problem.a_dtype]
-    return a, problem.b_batch * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]
+    return a, problem.num_bs * problem.b_batch * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]

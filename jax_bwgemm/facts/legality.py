@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
-from jax_bwgemm.facts.epilogue import ALPHA, BIAS, RESIDUAL, Epilogue, Input, steps
+from jax_bwgemm.facts.epilogue import Epilogue, inputs
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.facts.geometry import cluster_tiles
 from jax_bwgemm.facts.padding import padded_shape
@@ -16,9 +16,11 @@ from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, 
 from jax_bwgemm.facts.tile import (
     INT32_MAX,
     MAX_CLUSTER_CTAS,
+    PLAIN,
     SWIZZLE_BYTES,
     Tile,
     acc_cols,
+    column_halves,
     is_tma_storable,
     load_box,
     num_stages,
@@ -27,6 +29,7 @@ from jax_bwgemm.facts.tile import (
     swizzle_atom_bytes,
 )
 
+MAX_MATRICES, MAX_RESULTS = 2, 3  # that an epilogue reads and makes, in registers and in buffers beside the stages
 MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
 MAX_CLUSTER_TILES = INT32_MAX - 65535  # a CTA's last step past the end, of as many as a grid has along z, is an int32
 MAX_MATRIX_BYTES = 2**40  # strides are less: CUDA driver API, cuTensorMapEncodeTiled
@@ -95,22 +98,14 @@ def why_not_on(problem: Problem, arch: Arch) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    """The part of `why_not` that says what kernels do to a result, one step after another: a scalar multiplies it, a
-    vector along its contiguous dimension is added, functions are applied, and last a matrix is added."""
+    """The part of `why_not` that says what kernels do to sums: any expression of a few matrices and results."""
     epilogue = problem.epilogue
-    if epilogue.seconds:
-        return f"a kernel requires one result, got {', '.join(role for role, _ in epilogue.results)}"
-    found = steps(epilogue.out)
-    if found is None:
-        return f"a kernel requires an epilogue whose steps take what the one before gave, got {epilogue.out}"
-    legal = {("mul", ALPHA), ("add", Input(BIAS.role, problem.c_major))}
-    for i, step in enumerate(found):
-        own = step.op, step.args[-1]
-        is_last_matrix = own == ("add", RESIDUAL) and i == len(found) - 1
-        if len(step.args) > 1 and own not in legal and not is_last_matrix:
-            rule = f"`alpha` to multiply by, a `bias` along {problem.c_major} or, last, a `residual` to add"
-            return f"a step of an epilogue requires {rule}, got {step}"
-        legal.discard(own)  # type: ignore[arg-type]
+    if epilogue.num_matrices > MAX_MATRICES:
+        return f"an epilogue requires at most {MAX_MATRICES} matrices to read, got {epilogue.num_matrices}"
+    if len(epilogue.results) > MAX_RESULTS:
+        return f"an epilogue requires at most {MAX_RESULTS} results, got {len(epilogue.results)}"
+    if any("left" in (x.role for x in inputs(node) if x.place == "acc") for _, node in epilogue.results):
+        return "a gated product requires one a and two b, got two a: it is not computed as its transpose"
     return None
 
 
@@ -141,9 +136,13 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
-    if problem.epilogue.has_residual and (tile.cluster_k > 1 or not is_tma_storable(problem)):
-        return f"a residual requires rows that TMA can step over and no split along k, got {problem} in {tile}"
-    stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual)
+    if reason := _why_not_gated(tile, problem):
+        return reason
+    moves = problem.epilogue.moves
+    if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
+        what = "a matrix that is read" if moves.matrices else "a second result"
+        return f"{what} requires rows that TMA can step over and no split along k, got {problem} in {tile}"
+    stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves)
     if stages < 3:
         return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"
     exchange = 4 * tile.cta_m * tile.mma_n
@@ -166,6 +165,18 @@ def _why_not_promoted(tile: Tile, problem: Problem, arch: Arch) -> str | None:
         return f"`promoted` requires {rule}, got {problem} in {tile}"
     if tile.promoted and (tile.pingpong or tile.cluster_k > 1 or tile.stream_k):
         return f"`promoted` requires no ping-pong and no split along k, got {tile}"
+    return None
+
+
+def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
+    """Each b has half of the columns, in whole swizzle spans."""
+    is_gated = problem.epilogue.is_gated
+    if tile.gated != is_gated:
+        return f"`gated` requires {is_gated} for {problem}, got {tile}"
+    if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.stream_k or tile.promoted):
+        return f"`gated` requires 128 or 256 columns, no division of k and no promoted sums, got {tile}"
+    if is_gated and column_halves(tile) > 1:
+        return f"`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got {tile}"
     return None
 
 

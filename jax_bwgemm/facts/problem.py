@@ -52,7 +52,8 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), accumulated in float32 (integers: int32).
+    """out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), accumulated in float32 (integers: int32). A gated
+    epilogue reads the sums of a second b, `up`, beside it: of the same dtype, shape and major.
 
     float32 operands are rounded to TF32 by the tensor cores. A major names the contiguous dimension: `a` is stored as
     (l, m, k) if `a_major` is "k", else as (l, k, m); `b` as (l, k, n) if `b_major` is "n", else as (l, n, k); the
@@ -125,14 +126,19 @@ class Problem:
         return self.is_static and 0 in (self.m, self.n, self.k, self.batch)
 
     @property
+    def num_bs(self) -> int:
+        """How many b there are: 2 of a gated product."""
+        return 2 if self.epilogue.is_gated else 1
+
+    @property
     def flops(self) -> int:
-        return 2 * self.batch * self.m * self.n * self.k
+        return 2 * self.batch * self.m * self.n * self.k * self.num_bs
 
     @property
     def min_bytes(self) -> int:
         """Device memory traffic if every operand is read once and the result written once, also of dtypes that no
         kernel has."""
         a = self.a_batch * self.m * self.k * dtype_bytes(self.a_dtype)
-        b = self.b_batch * self.k * self.n * dtype_bytes(self.b_dtype)
+        b = self.num_bs * self.b_batch * self.k * self.n * dtype_bytes(self.b_dtype)
         out = self.batch * self.m * self.n * dtype_bytes(self.out_dtype)
         return a + b + out * (len(self.epilogue.results) + self.epilogue.num_matrices)

@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from jax_bwgemm.facts.arch import Arch, family_of
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import TMEM_LANES
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 
@@ -19,6 +20,7 @@ FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
 WARPS_PER_WARPGROUP = 4
+PLAIN = Moves()
 INT32_MAX = 2**31 - 1
 
 
@@ -31,7 +33,8 @@ class Tile:
     CTAs, of which `cluster_k` divide k among themselves and add their parts up. `pingpong` (Hopper): two warpgroups,
     each with a tile of its own, take turns at the tensor cores. `stream_k` (Hopper): the last tiles
     are divided along k between clusters, which meet in a workspace in global memory. `promoted` (Hopper, float8): the
-    sums of each stage are added to others in float32 registers.
+    sums of each stage are added to others in float32 registers. `gated`: half of the columns are those of a
+    second b, so that a thread has the sums of both for the same places of the result. A pair's CTAs load one b each.
     """
 
     mma_m: int
@@ -45,6 +48,7 @@ class Tile:
     pingpong: bool = False
     stream_k: bool = False
     promoted: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in _FIELDS.items():
@@ -64,6 +68,16 @@ class Tile:
         return self.mma_n // self.cta_group
 
     @property
+    def out_n(self) -> int:
+        """Columns of the result that a CTA, or a pair, computes."""
+        return self.mma_n // self.num_bs
+
+    @property
+    def num_bs(self) -> int:
+        """How many b it multiplies a with."""
+        return 2 if self.gated else 1
+
+    @property
     def cluster_ctas(self) -> int:
         return self.cluster_m * self.cluster_n * self.cluster_k
 
@@ -77,7 +91,7 @@ class Tile:
         accs = f"_acc{self.num_accs}" if self.num_accs > 1 else ""
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
         ways = ("_pingpong" if self.pingpong else "") + ("_streamk" if self.stream_k else "")
-        ways += "_promoted" if self.promoted else ""
+        ways += ("_promoted" if self.promoted else "") + ("_gated" if self.gated else "")
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
@@ -85,6 +99,7 @@ class Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
         pattern = (
             r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
+            r"(_gated)?"
         )
         if not isinstance(text, str):
             raise TypeError(f"`tile` requires a `Tile` or its name, got {text!r}")
@@ -113,10 +128,10 @@ def storing_warps(tile: Tile, target: str) -> int:
     return WARPS_PER_WARPGROUP * (1 if family_of(target).sums_in_tmem else tile.num_consumer_warpgroups)
 
 
-def num_threads(tile: Tile, target: str, has_residual: bool = False) -> int:
+def num_threads(tile: Tile, target: str, moves: Moves = PLAIN) -> int:
     """Those that store, and the warps that load, multiply or load the residual, where others than these do it."""
     of = family_of(target)
-    others = of.load_warps + of.mma_warps + (of.residual_warps if has_residual else 0)
+    others = of.load_warps + of.mma_warps + (of.residual_warps if moves.matrices else 0)
     return 32 * (storing_warps(tile, target) + others)
 
 
@@ -133,7 +148,7 @@ def store_groups(tile: Tile, target: str) -> int:
 
 def _group_cols(tile: Tile, target: str) -> int:
     """Columns of a store group's part of the result."""
-    return tile.mma_n // (column_halves(tile) if family_of(target).sums_in_tmem else 1)
+    return tile.out_n // (column_halves(tile) if family_of(target).sums_in_tmem else 1)
 
 
 def store_rows(tile: Tile, target: str) -> int:
@@ -168,33 +183,34 @@ def warpgroup_slabs(tile: Tile) -> int:
 
 def store_boxes(tile: Tile, out_dtype: str) -> int:
     """Where accumulators are registers: boxes of a tile that a warpgroup stores by TMA."""
-    return warpgroup_slabs(tile) * (tile.mma_n // _box_cols(tile, tile.mma_n, out_dtype))
+    return warpgroup_slabs(tile) * (tile.out_n // _box_cols(tile, tile.out_n, out_dtype))
 
 
-def store_buffers(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of each store group. Those that take a residual's boxes first are for a whole tile ahead, or for as
-    large a part of it as divides it."""
-    most = family_of(target).residual_buffers
-    if most == 0 or not has_residual:
+def store_buffers(tile: Tile, out_dtype: str, target: str, moves: Moves = PLAIN) -> int:
+    """Store buffers of each store group, or in each of its `moves.planes`. Those that take matrices' boxes first are
+    for a whole tile ahead, or for as large a part of it as divides it."""
+    most = family_of(target).residual_buffers // moves.planes
+    if most == 0 or not moves.matrices:
         return EPILOGUE_STAGES
     boxes = store_boxes(tile, out_dtype)
     return max(count for count in range(1, most + 1) if boxes % count == 0)
 
 
 def defers_store(
-    tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False, has_residual: bool = False
+    tile: Tile, out_dtype: str, store: str, target: str, a_in_registers: bool = False, moves: Moves = PLAIN
 ) -> bool:
     """Whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside its
     wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
-    16 find room beside any held result. With a residual, the store buffers hold the result."""
+    16 find room beside any held result. With matrices, the store buffers hold the result; several results, nobody."""
     held_registers = family_of(target).held_registers
-    if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or has_residual:
+    if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or moves != PLAIN:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     more_slabs = warpgroup_slabs(tile) - 1
     fragments = 16 * more_slabs if a_in_registers else 0
-    return sums * (2 if tile.promoted else 1) + sums * DTYPE_BYTES[out_dtype] // 4 + fragments <= held_registers
+    held = sums // tile.num_bs * DTYPE_BYTES[out_dtype] // 4
+    return sums * (2 if tile.promoted else 1) + held + fragments <= held_registers
 
 
 def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
@@ -212,13 +228,13 @@ def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
 
 
 def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, int]:
-    """(contiguous, other) elements of one TMA load of operand "a" or "b"; CTAs that share it each load a part.
+    """(contiguous, other) elements of one TMA load of operand "a" or of a "b"; CTAs that share it each load a part.
 
     k-major: a swizzle span of k by as many rows as lie together (those of the other half of a pair lie between its MMA
     tiles); else a span of rows (several boxes a stage) by the stage's k.
     """
     a_rows = tile.cta_m if tile.cta_group == 1 else tile.mma_m // 2
-    rows = a_rows if operand == "a" else tile.load_n
+    rows = a_rows if operand == "a" else tile.out_n if tile.gated else tile.load_n
     sharing = sharing_ctas(tile, operand)
     if major == "k":
         return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype], rows // sharing
@@ -258,10 +274,10 @@ def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
     return rows * store_cols(tile, out_dtype, target) * DTYPE_BYTES[out_dtype]
 
 
-def epilogue_bytes(tile: Tile, out_dtype: str, target: str, has_residual: bool = False) -> int:
-    """Store buffers of a CTA, and of the same number and size those of a residual that has its own."""
-    copies = 1 + (has_residual and family_of(target).residual_buffers == 0)
-    return store_buffers(tile, out_dtype, target, has_residual) * store_box_bytes(tile, out_dtype, target) * copies
+def epilogue_bytes(tile: Tile, out_dtype: str, target: str, moves: Moves = PLAIN) -> int:
+    """Store buffers of a CTA, and of the same number and size those of matrices that have their own."""
+    copies = moves.planes if family_of(target).residual_buffers else 1 + moves.matrices
+    return store_buffers(tile, out_dtype, target, moves) * store_box_bytes(tile, out_dtype, target) * copies
 
 
 def workspace_bytes(tile: Tile, num_clusters: int) -> int:
@@ -269,16 +285,16 @@ def workspace_bytes(tile: Tile, num_clusters: int) -> int:
     return FLAG_BYTES + 4 * tile.cta_m * tile.mma_n * tile.cluster_ctas * num_clusters if tile.stream_k else 0
 
 
-def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, has_residual: bool = False) -> int:
+def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """As many stages as shared memory allows beside the barriers and the epilogue's buffers."""
-    free = arch.smem_bytes - BARRIER_BYTES - epilogue_bytes(tile, out_dtype, arch.target, has_residual)
+    free = arch.smem_bytes - BARRIER_BYTES - epilogue_bytes(tile, out_dtype, arch.target, moves)
     return free // stage_bytes(tile, in_dtype)
 
 
-def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, has_residual: bool = False) -> int:
+def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """Dynamic shared memory of a launch."""
-    stages = num_stages(tile, in_dtype, out_dtype, arch, has_residual) * stage_bytes(tile, in_dtype)
-    return BARRIER_BYTES + stages + epilogue_bytes(tile, out_dtype, arch.target, has_residual)
+    stages = num_stages(tile, in_dtype, out_dtype, arch, moves) * stage_bytes(tile, in_dtype)
+    return BARRIER_BYTES + stages + epilogue_bytes(tile, out_dtype, arch.target, moves)
 
 
 def acc_cols(tile: Tile) -> int:

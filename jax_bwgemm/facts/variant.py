@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_bwgemm.facts.arch import ARCHS
-from jax_bwgemm.facts.epilogue import ACC, Epilogue, Node, inputs, label, parse
+from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, inputs, parse
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
@@ -31,32 +31,37 @@ class Variant:
     epilogue: Node = ACC
     c_major: str = "n"
     store: str = "tma"
+    seconds: tuple[tuple[str, Node], ...] = ()
 
     @property
-    def has_residual(self) -> bool:
-        return self.steps.has_residual
+    def moves(self) -> Moves:
+        return self.steps.moves
 
     @property
     def steps(self) -> Epilogue:
         """The epilogue of any scalars, which are run-time parameters."""
-        roles = dict.fromkeys(x.role for x in inputs(self.epilogue) if x.place == "scalar")
-        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles))
+        nodes = self.epilogue, *(node for _, node in self.seconds)
+        roles = dict.fromkeys(x.role for node in nodes for x in inputs(node) if x.place == "scalar")
+        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles), self.seconds)
 
     @property
     def name(self) -> str:
         dtypes = "_".join(DTYPE_SHORT[d] for d in (self.a_dtype, self.b_dtype, self.out_dtype))
         majors = f"{self.a_major}{self.b_major}{self.c_major}"
         store = "" if self.store == "tma" else f"_{self.store}"
-        return f"{self.target}_{dtypes}_{majors}_{self.tile}_{label(self.epilogue)}{store}"
+        return f"{self.target}_{dtypes}_{majors}_{self.tile}_{self.steps.kind}{store}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and texts."""
-        return dataclasses.asdict(self) | {"epilogue": str(self.epilogue)}
+        seconds = [[role, str(node)] for role, node in self.seconds]
+        return dataclasses.asdict(self) | {"epilogue": str(self.epilogue), "seconds": seconds}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Variant:
         """The inverse. ValueError or TypeError for anything else."""
-        return cls(**{**fields, "tile": Tile(**fields["tile"]), "epilogue": parse(fields["epilogue"])})
+        seconds = tuple((role, parse(text)) for role, text in fields["seconds"])
+        nodes = {"epilogue": parse(fields["epilogue"]), "seconds": seconds}
+        return cls(**{**fields, "tile": Tile(**fields["tile"]), **nodes})
 
 
 def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
@@ -72,6 +77,7 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
         problem.epilogue.out,
         problem.c_major,
         "tma" if is_tma_storable(problem) else "threads",
+        problem.epilogue.seconds,
     )
 
 
@@ -80,17 +86,21 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
     its role."""
     out = ("l", "m", "n") if variant.c_major == "n" else ("l", "n", "m")
     threads_store = variant.store == "threads"  # to any address that elements may have
-    found = [
-        Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+")),
-        Buffer("b", variant.b_dtype, ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")),
-    ]
+    b_dims = ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")
+    found = [Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+"))]
+    found += [Buffer(role, variant.b_dtype, b_dims) for role in b_roles(variant)]
     dims = {"n": ("n",), "m": ("m",), "mn": out}
     found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
     align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
-    found.append(Buffer("out", variant.out_dtype, out, align_bytes, is_result=True))
+    found += [Buffer(role, variant.out_dtype, out, align_bytes, is_result=True) for role, _ in variant.steps.results]
     if variant.tile.stream_k:
         found.append(Buffer("workspace", "uint8", ("bytes",), is_result=True))
     return tuple(found)
+
+
+def b_roles(variant: Variant) -> tuple[str, ...]:
+    """Of the operands that a is multiplied with."""
+    return ("b", UP.role) if variant.tile.gated else ("b",)
 
 
 def places(variant: Variant) -> dict[str, int]:
@@ -102,13 +112,15 @@ def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
     """Of the buffers that TMA moves."""
     tile, at = variant.tile, places(variant)
     maps = []
-    for role, major, dtype in (("a", variant.a_major, variant.a_dtype), ("b", variant.b_major, variant.b_dtype)):
+    b = variant.b_major, variant.b_dtype
+    for role, major, dtype in (("a", variant.a_major, variant.a_dtype), *((role, *b) for role in b_roles(variant))):
         element = "tf32" if dtype == "float32" else _ELEMENTS[dtype]  # which TMA rounds on its way
         atom_bytes = swizzle_atom_bytes(dtype, major, variant.target)
-        maps.append(_tensor_map(at[role], element, load_box(tile, role, major, dtype), dtype, atom_bytes))
+        box = load_box(tile, "a" if role == "a" else "b", major, dtype)
+        maps.append(_tensor_map(at[role], element, box, dtype, atom_bytes))
     box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
     matrices = [x.role for x in variant.steps.operands if x.place == "mn"]
-    moved = matrices + ["out"] * (variant.store == "tma")
+    moved = matrices + [role for role, _ in variant.steps.results] * (variant.store == "tma")
     element = _ELEMENTS[variant.out_dtype]
     return *maps, *(_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved)
 

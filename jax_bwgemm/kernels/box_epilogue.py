@@ -1,4 +1,4 @@
-"""What happens to finished sums in a thread's registers: the epilogue of a box, and its sum with a residual.
+"""What happens to finished sums in a thread's registers: the epilogue of a box, of which a thread holds some values.
 
 An epilogue begins a box by loading what it reads there, early or late; it is applied to the sums once they are there.
 """
@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from cutlass import cute
 
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.epilogue import Epilogue, Run
+from jax_bwgemm.kernels.epilogue import Box, Chain, Matrices, Run
+from jax_bwgemm.kernels.expression import Expression
 from jax_bwgemm.kernels.params import Params
 
 
@@ -25,11 +26,15 @@ class Values(Protocol):
     def first_col(self) -> Any: ...
 
 
+def no_matrices() -> tuple[cute.Tensor, ...]:
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class BoxEpilogue:
     """Of a thread's values."""
 
-    epilogue: Epilogue
+    epilogue: Chain | Expression
     boxes: Boxes
     values: Values
     params: Params
@@ -37,21 +42,22 @@ class BoxEpilogue:
     def begin(self, at: Any) -> tuple[Any, ...]:
         """Registers with what the epilogue reads for box `at` (m, n, l): the same for all that lie across the result's
         contiguous dimension."""
+        first, size = self._place(at, self.boxes.c_major)
+        return self.epilogue.load(self.values.runs(), first, size, self._args())
+
+    def apply(
+        self, sums: tuple[cute.Tensor, ...], begun: tuple[Any, ...], at: Any, matrices: Matrices = no_matrices
+    ) -> tuple[cute.Tensor, ...]:
+        """The results of box `at`, perhaps in the registers of the sums; `begun`: what `begin` returned."""
+        first, size = self._place(at, "m" if self.boxes.c_major == "n" else "n")
+        return self.epilogue.apply(Box(sums, self.values.runs(), matrices, first, size), begun, self._args())
+
+    def _place(self, at: Any, dim: str) -> tuple[Any, Any]:
+        """Along m or n, a thread's first place in box `at`, and the size."""
         boxes, sizes = self.boxes, self.params.sizes
-        if boxes.c_major == "n":
-            first, size = at[1] * boxes.cols + self.values.first_col(), sizes.n
-        else:
-            first, size = at[0] * boxes.rows + self.values.first_row(), sizes.m
-        return self.epilogue.load(self.values.runs(), first, size, self.params.epilogue)
+        if dim == "n":
+            return at[1] * boxes.cols + self.values.first_col(), sizes.n
+        return at[0] * boxes.rows + self.values.first_row(), sizes.m
 
-    def apply(self, sums: cute.Tensor, begun: tuple[Any, ...]) -> None:
-        """In place; `begun`: what `begin` returned."""
-        self.epilogue.apply(sums, self.values.runs(), begun, self.params.epilogue)
-
-
-def add_terms(sums: cute.Tensor, terms: cute.Tensor) -> None:
-    """Element by element, in one order; by fours, for the compiler keeps more bytes than that in local memory."""
-    four = cute.make_layout(4)
-    for i in range(0, cute.size(sums), 4):
-        own = cute.make_tensor(sums.iterator + i, four)
-        own.store(own.load() + cute.make_tensor(terms.iterator + i, four).load().to(sums.element_type))
+    def _args(self) -> dict[str, Any]:
+        return dict(zip(self.epilogue.params, self.params.epilogue, strict=True))

@@ -1,4 +1,4 @@
-"""The boxes in which a result leaves, and a residual comes: their sizes, their place in shared memory, what moves them.
+"""The boxes in which results leave, and matrices come: their sizes, their place in shared memory, what moves them.
 
 Box (m, n, l) of a matrix has rows m * rows on and columns n * cols on.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.row_store import Segments
@@ -22,7 +23,7 @@ class Boxes:
 
     A buffer has `rows` and `buffer_cols`: other than `cols` only where warps store rows, for which all of a warp's
     buffers are one piece of memory (`segments`). `span_bytes`: of its contiguous dimension, its swizzle's. `store`:
-    "tma" or "threads".
+    "tma" or "threads". `planes`: so many times the buffers, those of a place side by side.
     """
 
     dtype: Any
@@ -35,6 +36,7 @@ class Boxes:
     buffer_cols: int
     span_bytes: int
     segments: Segments
+    planes: int
 
     @property
     def by_rows(self) -> bool:
@@ -67,7 +69,7 @@ class Boxes:
         return self._atom(cpasync.CopyBulkTensorTileS2GOp(), c)
 
     def load_atom(self, r: cute.Tensor) -> cute.CopyAtom:
-        """What a residual is loaded through."""
+        """What a matrix is loaded through."""
         return self._atom(cpasync.CopyBulkTensorTileG2SOp(), r)
 
     def _atom(self, op: Any, matrix: cute.Tensor) -> cute.CopyAtom:
@@ -94,10 +96,11 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
         c_major=variant.c_major,
         store=variant.store,
         groups=store_groups(tile, target),
-        buffers=store_buffers(tile, out_dtype, target, variant.has_residual),
+        buffers=store_buffers(tile, out_dtype, target, variant.moves),
         rows=store_rows(tile, target),
         cols=cols if by_rows else buffer_cols,
         buffer_cols=buffer_cols,
         span_bytes=store_box(tile, out_dtype, variant.c_major, target)[0] * dtype.width // 8,
         segments=Segments(rows, cols, dtype.width // 8, has_interleaved_rows),
+        planes=variant.moves.planes if family_of(target).residual_buffers else 1,
     )

@@ -1,10 +1,10 @@
-"""What happens to an accumulator before it is stored: a chain of steps, composed at compile time.
+"""What happens to sums before they are stored, composed at compile time: a chain of steps, or any expression.
 
-`OPS` has a step for each operation of an `epilogue`'s expression. Its life: `load` what it reads, once for a tile or a
-box; `apply` it to the values of each box. A step works in place on float32 values in registers. It knows nothing of
-warpgroups or TMEM: the kernel describes where a thread's values lie with `Run`s, so one step serves wgmma and tcgen05
-fragments alike. What it adds to them lies along the result's contiguous dimension, so `load` may come before the values
-are there, and once for all lines across.
+A chain (`facts.epilogue.in_place`) has a step for each operation, which works in place on float32 values in registers.
+All else, with several results or sums, is an `Expression`: the same operations, value by value. The life of both:
+`load` what is read along the result's contiguous dimension, once for a tile or a box, perhaps before the values are
+there; `apply` it to the values of each box. They know nothing of warpgroups or TMEM: the kernel describes where a
+thread's values lie with `Run`s, so one serves wgmma and tcgen05 fragments alike.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.facts.epilogue import Apply, Input, Node, inputs, steps
+from jax_bwgemm.facts.epilogue import Apply, Input
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """`width` neighbouring places along the result's contiguous dimension (columns, or rows of an m-major one), from
-    `first` on, relative to the thread's first; for each line across, the indices of its values there."""
+    `first` on, relative to the thread's first; for each line across, the indices of its values there, and in `across`
+    its own place, relative to the thread's first."""
 
-    first: int
+    first: Any
     width: int
     lines: tuple[tuple[int, ...], ...]
+    across: tuple[Any, ...]
 
 
-def fragment_runs(elements: int, width: int, count: int = 1) -> tuple[Run, ...]:
-    """`count` wgmma fragments or 16x256b TMEM loads, below each other: pairs of columns every 8, for rows r and r + 8
-    (PTX ISA, wgmma.mma_async, matrix D). `width`: 2, or 1 where a pair of a bias may lie across a load's alignment."""
+def fragment_runs(elements: int, width: int, to_second: Any = 8, count: int = 1) -> tuple[Run, ...]:
+    """`count` wgmma fragments or 16x256b TMEM loads, 16 rows below each other: pairs of columns every 8, for a thread's
+    first row and the one `to_second` further (PTX ISA, wgmma.mma_async, matrix D). `width`: 2, or 1 where a pair of a
+    bias may lie across a load's alignment."""
     runs = []
+    across = tuple(16 * i + row for i in range(count) for row in (0, to_second))
     for j in range(elements // count // 4):
         starts = range(4 * j, elements, elements // count)
         rows = tuple((start + i, start + i + 1) for start in starts for i in (0, 2))
-        runs += [Run(8 * j + i, width, tuple(row[i : i + width] for row in rows)) for i in range(0, 2, width)]
+        runs += [Run(8 * j + i, width, tuple(row[i : i + width] for row in rows), across) for i in range(0, 2, width)]
     return tuple(runs)
 
 
@@ -45,7 +49,8 @@ def fragment_row_runs(elements: int, to_second: int, is_paired: bool = False) ->
     """The same fragment for an m-major result: a thread's first row, and the one `to_second` further. `is_paired`: of
     both rows first one column and then the other."""
     halves = [[i for i in range(elements) if (i % 2 if is_paired else i // 2 % 2) == half] for half in range(2)]
-    return tuple(Run(half * to_second, 1, tuple((i,) for i in own)) for half, own in enumerate(halves))
+    cols = tuple(8 * (i // 2) + i % 2 for i in range(elements // 2))
+    return tuple(Run(half * to_second, 1, tuple((i,) for i in own), cols) for half, own in enumerate(halves))
 
 
 class Step:
@@ -94,15 +99,18 @@ class AddVector(Step):
                     values[element] = cute.math.fma(values[element], self.factor, term)
 
 
-class Relu(Step):
-    """v = max(v, 0); NaN stays NaN, and -0 becomes +0, as in jax.nn.relu."""
+class Unary(Step):
+    """v = value(v)."""
+
+    def value(self, v: Any) -> Any:
+        raise NotImplementedError
 
     def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
         for i in range(cute.size(values)):
-            values[i] = cute.arch.fmax(values[i], 0.0, nan=True)  # ptxas makes it a part of the rounding to 16 bits
+            values[i] = self.value(values[i])
 
 
-class Gate(Step):
+class Gate(Unary):
     """v *= sigmoid(linear * v + cubic * v**3): an infinity times no slope is NaN, as in JAX, and NaN stays NaN.
 
     An SM has 16 special functions a clock, for which a Hopper tile's tensor cores may wait; and where another warp
@@ -117,16 +125,13 @@ class Gate(Step):
         self.linear, self.cubic = linear, cubic
         self.is_coarse, self.is_halved = is_coarse, is_halved
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
-        for i in range(cute.size(values)):
-            v = values[i]
-            if self.is_coarse:
-                half = v if self.is_halved else v * 0.5
-                x = _odd(half, self.linear, 4 * self.cubic)
-                values[i] = cute.math.fma(half, cute.math.tanh(x, approx=True), half)
-            else:
-                x = _odd(v, -math.log2(math.e) * self.linear, -math.log2(math.e) * self.cubic)
-                values[i] = v * cute.arch.rcp_approx(1.0 + cute.math.exp2(x, approx=True, ftz=True))
+    def value(self, v: Any) -> Any:
+        if self.is_coarse:
+            half = v if self.is_halved else v * 0.5
+            x = _odd(half, self.linear, 4 * self.cubic)
+            return cute.math.fma(half, cute.math.tanh(x, approx=True), half)
+        x = _odd(v, -LOG2_E * self.linear, -LOG2_E * self.cubic)
+        return v * cute.arch.rcp_approx(1.0 + cute.math.exp2(x, approx=True, ftz=True))
 
 
 def _odd(v: Any, linear: float, cubic: float) -> Any:
@@ -134,20 +139,24 @@ def _odd(v: Any, linear: float, cubic: float) -> Any:
     return v * (cute.math.fma(v * v, cubic, linear) if cubic else linear)
 
 
-class Each(Step):
+class Each(Unary):
     """v = f(v)."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: Any, args: dict[str, Any]) -> None:
-        for i in range(cute.size(values)):
-            values[i] = self.function(values[i])
+    def value(self, v: Any) -> Any:
+        return self.function(v)
+
+
+def _relu(v: Any) -> Any:
+    """NaN stays NaN, and -0 becomes +0, as in jax.nn.relu; ptxas makes it a part of the rounding to 16 bits."""
+    return cute.arch.fmax(v, 0.0, nan=True)
 
 
 def _sigmoid(v: Any) -> Any:
     """Within 2**-20 of itself until that is tiny."""
-    return cute.arch.rcp_approx(1.0 + cute.math.exp2(v * -math.log2(math.e), approx=True, ftz=True))
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(v * -LOG2_E, approx=True, ftz=True))
 
 
 def _coarse_sigmoid(v: Any) -> Any:
@@ -164,11 +173,12 @@ def _squared_relu(v: Any) -> Any:
     return positive * positive
 
 
+LOG2_E = math.log2(math.e)
 GELU = 2 * math.sqrt(2 / math.pi)  # the tanh form: (1 + tanh(x / 2)) / 2 is a sigmoid
 
 # Of an operation, the step for a coarse result or not; `is_halved` as `Gate` has it.
-OPS: dict[str, Callable[[bool, bool], Step]] = {
-    "relu": lambda is_coarse, is_halved: Relu(),
+OPS: dict[str, Callable[[bool, bool], Unary]] = {
+    "relu": lambda is_coarse, is_halved: Each(_relu),
     "gelu": lambda is_coarse, is_halved: Gate(GELU, 0.044715 * GELU, is_coarse, is_halved),
     "silu": lambda is_coarse, is_halved: Gate(1.0, 0.0, is_coarse, is_halved),
     "sigmoid": lambda is_coarse, is_halved: Each(_coarse_sigmoid if is_coarse else _sigmoid),
@@ -181,7 +191,7 @@ GATES = ("gelu", "silu")
 
 
 def _steps(found: Sequence[Apply], is_coarse: bool) -> Iterator[Step]:
-    """Of the expression's own steps; a matrix, which is added last, is the kernel's to load."""
+    """Of the expression's own steps; a matrix, which is added last, comes with its box."""
     for i, step in enumerate(found):
         halves_next = is_coarse and i + 1 < len(found) and found[i + 1].op in GATES
         is_halved = is_coarse and i > 0 and found[i - 1].op == "add"
@@ -194,29 +204,51 @@ def _steps(found: Sequence[Apply], is_coarse: bool) -> Iterator[Step]:
             yield AddVector(operand.role, 0.5 if halves_next else 1.0)
 
 
-class Epilogue:
-    """The steps of an expression that `legality.why_not_epilogue` has no objection to."""
+Matrices = Callable[[], tuple[cute.Tensor, ...]]  # a box of each that the epilogue reads: its registers, when needed
 
-    def __init__(self, node: Node, is_coarse: bool) -> None:
-        found = steps(node) or ()
-        self.has_residual = any(x.place == "mn" for x in inputs(node))
+
+class Chain:
+    """Steps in place, one after the other. `reads`: whether there is anything to load."""
+
+    def __init__(self, found: Sequence[Apply], is_coarse: bool) -> None:
         self.steps = tuple(_steps(found, is_coarse))
-        self.reads = any(isinstance(step, AddVector) for step in self.steps)  # whether there is anything to load
+        self.reads = any(isinstance(step, AddVector) for step in self.steps)
 
     @property
     def params(self) -> tuple[str, ...]:
         """Roles of the run-time parameters, in kernel order (docs/architecture.md, kernel parameter block)."""
         return tuple(step.param for step in self.steps if step.param)
 
-    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[Any, ...]:
         """Registers with what every step reads; `first` is the thread's first place along the result's contiguous
         dimension, of `size`."""
-        return tuple(step.load(runs, first, size, self._named(args)) for step in self.steps)
+        return tuple(step.load(runs, first, size, args) for step in self.steps)
 
-    def apply(self, values: cute.Tensor, runs: tuple[Run, ...], loaded: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Apply every step to `values`; `loaded` is what `load` gave for the same runs."""
+    def apply(self, box: Box, loaded: tuple[Any, ...], args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
+        """The results of a box; `loaded` is what `load` gave for the same runs."""
+        values = box.sums[0]
         for step, own in zip(self.steps, loaded, strict=True):
-            step.apply(values, runs, own, self._named(args))
+            step.apply(values, box.runs, own, args)
+        for terms in box.matrices():
+            add_terms(values, terms)
+        return (values,)
 
-    def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.params, args, strict=True))
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A thread's values of a box: the `sums` of each b, where they lie (`first_across` of `size_across` places), and
+    the matrices' there."""
+
+    sums: tuple[cute.Tensor, ...]
+    runs: tuple[Run, ...]
+    matrices: Matrices
+    first_across: Any
+    size_across: Any
+
+
+def add_terms(sums: cute.Tensor, terms: cute.Tensor) -> None:
+    """Element by element, in one order; by fours, for the compiler keeps more bytes than that in local memory."""
+    four = cute.make_layout(4)
+    for i in range(0, cute.size(sums), 4):
+        own = cute.make_tensor(sums.iterator + i, four)
+        own.store(own.load() + cute.make_tensor(terms.iterator + i, four).load().to(sums.element_type))

@@ -11,12 +11,14 @@ from typing import Any
 from cutlass import cute
 
 from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.problem import COARSE_DTYPES, INT8_DTYPES
 from jax_bwgemm.facts.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.boxes import Boxes, boxes_of
-from jax_bwgemm.kernels.epilogue import Epilogue
+from jax_bwgemm.kernels.epilogue import Chain
+from jax_bwgemm.kernels.expression import Expression, epilogue_of
 from jax_bwgemm.kernels.operands import ACC_DTYPES, IN_DTYPES, OUT_DTYPES, coordinate_tensor
 from jax_bwgemm.kernels.params import Sizes
 
@@ -25,9 +27,9 @@ from jax_bwgemm.kernels.params import Sizes
 class GemmFacts:
     """A variant as its kernel needs it.
 
-    `full_bytes` complete a stage, `residual_bytes` a residual's box. `drains_stages`: shared memory must live until all
-    arrivals that empty a stage have come. Hopper: `a_in_registers`, whence wgmma takes A; `defers_store`: a tile's
-    rounded boxes leave during the next tile's main loop.
+    `full_bytes` complete a stage, `residual_bytes` the matrices' boxes of a place. `drains_stages`: shared memory must
+    live until all arrivals that empty a stage have come. Hopper: `a_in_registers`, whence wgmma takes A;
+    `defers_store`: a tile's rounded boxes leave during the next tile's main loop. `scalars`: roles of the epilogue's.
     """
 
     tile: Tile
@@ -44,16 +46,17 @@ class GemmFacts:
     a_in_registers: bool
     defers_store: bool
     boxes: Boxes
-    epilogue: Epilogue
+    epilogue: Chain | Expression
+    scalars: tuple[str, ...]
+    moves: Moves
 
     @property
     def cluster(self) -> tuple[int, int, int]:
         return self.tile.cluster_m, self.tile.cluster_n, self.tile.cluster_k
 
-    def epilogue_args(self, alpha: Any, bias: Any) -> tuple[Any, ...]:
-        """Those of the two that the epilogue takes, in kernel order."""
-        given = {"alpha": alpha, "bias": bias}
-        return tuple(given[param] for param in self.epilogue.params)
+    def epilogue_args(self, scalar: Any, vector: Any) -> tuple[Any, ...]:
+        """Stand-ins of the parameters that the epilogue takes, in kernel order."""
+        return tuple(scalar if param in self.scalars else vector for param in self.epilogue.params)
 
     def coordinate_tensors(self, sizes: Sizes) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """(m, k, l), (n, k, l), (m, n, l): A, B and C as their tensor maps count them."""
@@ -75,15 +78,15 @@ def facts_of(variant: Variant) -> GemmFacts:
         acc_dtype=ACC_DTYPES["int32" if variant.a_dtype in INT8_DTYPES else "float32"],
         a_major=variant.a_major,
         b_major=variant.b_major,
-        stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
-        threads=num_threads(tile, variant.target, variant.has_residual),
+        stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.moves),
+        threads=num_threads(tile, variant.target, variant.moves),
         full_bytes=pipelines.full_bytes(tile, variant.a_dtype),
-        residual_bytes=pipelines.residual_full_bytes(tile, variant.out_dtype, variant.target),
+        residual_bytes=pipelines.residual_full_bytes(tile, variant.out_dtype, variant.target, variant.moves),
         drains_stages=pipelines.arrivals_outlive_readers(tile, variant.target),
         a_in_registers=in_registers,
-        defers_store=defers_store(
-            tile, variant.out_dtype, variant.store, variant.target, in_registers, variant.has_residual
-        ),
+        defers_store=defers_store(tile, variant.out_dtype, variant.store, variant.target, in_registers, variant.moves),
         boxes=boxes_of(variant, out_dtype, in_registers and a_dtype.width == 8),
-        epilogue=Epilogue(variant.epilogue, variant.out_dtype in COARSE_DTYPES),
+        epilogue=epilogue_of(variant.steps, variant.c_major, variant.out_dtype in COARSE_DTYPES),
+        scalars=tuple(role for role, _ in variant.steps.scalars),
+        moves=variant.moves,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -44,19 +45,20 @@ class Feed:
         )
 
 
-def feeds(params: Params, walk: Walk, a: Ends, b: Ends) -> tuple[Feed, Feed]:
-    """Of A and B. `a`, `b`: as their atoms move them."""
+def feeds(params: Params, walk: Walk, a: Ends, bs: Sequence[Ends]) -> tuple[Feed, ...]:
+    """Of A and every B. `a`, `bs`: as their atoms move them."""
     tile, maps, sizes, hints = walk.tile, params.maps, params.sizes, params.hints
     a_mask = cutlass.Int16(masks.a_mask(tile, walk.x)) if tile.cluster_n > 1 else None
     b_mask = cutlass.Int16(masks.b_mask(tile, walk.x, walk.y)) if tile.cluster_m > tile.cta_group else None
     feed_a = Feed(maps.a, *a, a_mask, sizes.a_batch_step, hints.a_policy)
-    return feed_a, Feed(maps.b, *b, b_mask, sizes.b_batch_step, hints.b_policy)
+    ways = zip(maps.b, bs, strict=True)
+    return feed_a, *(Feed(atom, *b, b_mask, sizes.b_batch_step, hints.b_policy) for atom, b in ways)
 
 
 @cute.jit
-def keep_full(feeds: tuple[Feed, Feed], ab: Any, facts: GemmFacts, walk: Walk, split: KSplit) -> None:
+def keep_full(feeds: tuple[Feed, ...], ab: Any, facts: GemmFacts, walk: Walk, split: KSplit) -> None:
     """The load warp: fills every stage as soon as it is empty, through all items of the walk. `ab`: their pipeline."""
-    a, b = feeds
+    a, *bs = feeds
     tile = facts.tile
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, facts.stages)
     phase = Int32(0)
@@ -64,12 +66,17 @@ def keep_full(feeds: tuple[Feed, Feed], ab: Any, facts: GemmFacts, walk: Walk, s
     while idx < walk.num_items:
         item = walk.item_of(idx)
         m_idx, n_idx, l_idx = walk.tile_of(item.tile_idx)
-        a_tile, b_tile = a.of_tile(m_idx // tile.cta_group, l_idx), b.of_tile(n_idx, l_idx)
+        a_tile, b_tiles = a.of_tile(m_idx // tile.cta_group, l_idx), [b.of_tile(n_idx, l_idx) for b in bs]
         for k_idx in cutlass.range(item.k_count, unroll=1):
             ab.producer_acquire(state)
             barrier = ab.producer_get_barrier(state)
             a.fill(a_tile, item.k_first + k_idx, state.index, barrier)
-            b.fill(b_tile, item.k_first + k_idx, state.index, barrier)
+            for i in cutlass.range_constexpr(len(bs)):
+                if cutlass.const_expr(tile.gated and tile.cta_group == 2):
+                    if walk.x % tile.cta_group == i:  # each CTA of a pair has the columns of one b
+                        bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
+                else:
+                    bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
             state.advance()
         if cutlass.const_expr(tile.cluster_k > 1):  # the stages hold parts of the result until all have read them
             split.wait_drained(phase)

@@ -13,21 +13,21 @@ from jax_bwgemm.kernels.operands import dsl_box
 
 
 class Maps(NamedTuple):
-    """What the operands are moved through: TMA atoms of A, B, the result and a residual, if there is one. Where threads
-    store the result, `c` is its address."""
+    """What the operands are moved through: TMA atoms of A, of every B, of the results and of the matrices that the
+    epilogue reads. Where threads store a result, its address."""
 
     a: cute.CopyAtom
-    b: cute.CopyAtom
-    c: Any
-    r: cute.CopyAtom | None
+    b: tuple[cute.CopyAtom, ...]
+    c: tuple[Any, ...]
+    r: tuple[cute.CopyAtom, ...]
 
-    def boxes(self, store: str) -> dict[str, tuple[int, ...]]:
-        """Of each operand that TMA moves, what CuTeDSL chose; `store`: how the result leaves."""
-        return {
-            operand: dsl_box(atom)
-            for operand, atom in self._asdict().items()
-            if atom is not None and (operand != "c" or store == "tma")
-        }
+    def moved(self, store: str) -> tuple[cute.CopyAtom, ...]:
+        """All that TMA moves; `store`: how the results leave."""
+        return self.a, *self.b, *(self.c if store == "tma" else ()), *self.r
+
+    def boxes(self, store: str) -> tuple[tuple[int, ...], ...]:
+        """Of each what CuTeDSL chose."""
+        return tuple(map(dsl_box, self.moved(store)))
 
 
 class Sizes(NamedTuple):

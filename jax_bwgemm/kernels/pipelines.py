@@ -6,6 +6,7 @@ Pure Python on a Tile: tests pin hand-derived values without a GPU and without C
 from __future__ import annotations
 
 from jax_bwgemm.facts.arch import family_of
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.tile import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, Tile, stage_bytes, store_box_bytes, store_groups
 
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
@@ -44,11 +45,11 @@ def acc_empty_arrivals(tile: Tile) -> int:
     return EPILOGUE_WARPS * tile.cta_group
 
 
-def residual_full_bytes(tile: Tile, out_dtype: str, target: str) -> int:
-    """Bytes that complete a residual's full barrier: all store groups' boxes, or that of one group, into whose store
-    buffers it is loaded."""
+def residual_full_bytes(tile: Tile, out_dtype: str, target: str, moves: Moves) -> int:
+    """Bytes that complete a matrices' full barrier: all store groups' boxes, or those of one group, into whose store
+    buffers they are loaded."""
     groups = store_groups(tile, target) if family_of(target).residual_buffers else 1
-    return store_box_bytes(tile, out_dtype, target) // groups
+    return moves.matrices * store_box_bytes(tile, out_dtype, target) // groups
 
 
 def residual_empty_arrivals() -> int:

@@ -71,12 +71,15 @@ class Sm100Gemm:
     # Objects that are functions of the tile alone, made alike on the host and in the kernel.
 
     def tiled_mma(self) -> cute.TiledMma:
-        facts, tile = self.facts, self.facts.tile
+        tile = self.facts.tile
         group = tcgen05.CtaGroup.TWO if tile.cta_group == 2 else tcgen05.CtaGroup.ONE
+        return self._mma(group, (tile.mma_m, tile.mma_n))
+
+    def _mma(self, group: tcgen05.CtaGroup, shape: tuple[int, int]) -> cute.TiledMma:
+        facts = self.facts
         majors = [
             OperandMajorMode.K if major == "k" else OperandMajorMode.MN for major in (facts.a_major, facts.b_major)
         ]
-        shape = (tile.mma_m, tile.mma_n)
         if facts.acc_dtype is Int32:  # the helper below wants both of one sign, which kind::i8 does not
             op = tcgen05.MmaI8Op(facts.a_dtype, (*shape, 32), group, tcgen05.OperandSource.SMEM, *majors)
             object.__setattr__(op, "b_dtype", facts.b_dtype)
@@ -87,6 +90,24 @@ class Sm100Gemm:
         """One CTA's part: A (MMA, MMA_M, MMA_K, stages) and B (MMA, MMA_N, MMA_K, stages)."""
         a = sm100.make_smem_layout_a(mma, self.tiler, self.facts.a_dtype, self.stages)
         return a, sm100.make_smem_layout_b(mma, self.tiler, self.facts.b_dtype, self.stages)
+
+    def b_loader(self) -> tuple[cute.TiledMma, tuple[int, int, int]]:
+        """By whose layouts a b is loaded, and its tiler: the MMA's own; or, for half of its columns, one CTA's."""
+        tile = self.facts.tile
+        if not tile.gated:
+            return self.tiled_mma(), self.tiler
+        shape = tile.mma_m // tile.cta_group, tile.out_n
+        return self._mma(tcgen05.CtaGroup.ONE, shape), (*shape, tile.k_tile)
+
+    def b_parts(self, sB: cute.Tensor) -> tuple[cute.Tensor, ...]:
+        """Of each b, whose columns lie side by side, (MMA, MMA_N, MMA_K, stage); a pair's CTA has one."""
+        tile = self.facts.tile
+        if not tile.gated or tile.cta_group == 2:
+            return (sB,)
+        loader, tiler = self.b_loader()
+        one = sm100.make_smem_layout_b(loader, tiler, self.facts.b_dtype, 1).outer
+        shape = cute.shape(one)[:3]
+        return tuple(cute.local_tile(sB, shape, (i, 0, 0, None)) for i in range(tile.num_bs))
 
     def cluster_layout(self, mma: cute.TiledMma) -> Any:
         """(V, M, N, K) of the cluster: V counts the CTAs of a pair, M the pairs."""
@@ -107,14 +128,20 @@ class Sm100Gemm:
         host code; a test compares what both pack. Flat, for the DSL's C header takes no tuple of several types."""
         facts = self.facts
         mma = self.tiled_mma()
-        a_smem, b_smem = (cute.slice_(layout, (None, None, None, 0)) for layout in self.smem_layouts(mma))
+        a_smem = cute.slice_(self.smem_layouts(mma)[0], (None, None, None, 0))
+        loader, b_tiler = self.b_loader()
+        b_smem = cute.slice_(sm100.make_smem_layout_b(loader, b_tiler, facts.b_dtype, 1), (None, None, None, 0))
         vmnk = self.cluster_layout(mma)
         a_op = sm100.cluster_shape_to_tma_atom_A(facts.cluster[:2], mma.thr_id)
         tma_a, _ = cute.nvgpu.make_tiled_tma_atom_A(a_op, a, a_smem, self.tiler, mma, vmnk.shape)
         b_op = sm100.cluster_shape_to_tma_atom_B(facts.cluster[:2], mma.thr_id)
-        tma_b, _ = cute.nvgpu.make_tiled_tma_atom_B(b_op, b, b_smem, self.tiler, mma, vmnk.shape)
-        tma_r = facts.boxes.load_atom(c) if cutlass.const_expr(self.epilogue.has_residual) else None
-        maps = Maps(tma_a, tma_b, facts.boxes.store_atom(c), tma_r)
+        tma_bs = [
+            cute.nvgpu.make_tiled_tma_atom_B(b_op, b, b_smem, b_tiler, loader, vmnk.shape)[0]
+            for _ in range(facts.tile.num_bs)
+        ]
+        results = [facts.boxes.store_atom(c) for _ in range(facts.moves.results)]
+        matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
+        maps = Maps(tma_a, tuple(tma_bs), tuple(results), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
         params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
@@ -126,10 +153,8 @@ class Sm100Gemm:
         facts, tile, tmem, maps = self.facts, self.facts.tile, self.tmem, params.maps
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == LOAD_WARP:
-            cpasync.prefetch_descriptor(maps.a)
-            cpasync.prefetch_descriptor(maps.b)
-            if cutlass.const_expr(facts.boxes.store == "tma"):
-                cpasync.prefetch_descriptor(maps.c)
+            for atom in maps.moved(facts.boxes.store)[: 1 + tile.num_bs + facts.moves.results]:
+                cpasync.prefetch_descriptor(atom)
 
         mma = self.tiled_mma()
         a_smem, b_smem = self.smem_layouts(mma)
@@ -165,8 +190,8 @@ class Sm100Gemm:
             cta_layout_vmnk=vmnk,
             defer_sync=True,
         )
-        residual, sR = None, None
-        if cutlass.const_expr(self.epilogue.has_residual):
+        residual, sRs = None, ()
+        if cutlass.const_expr(facts.moves.matrices):
             residual = pipeline.PipelineTmaAsync.create(
                 barrier_storage=residual_barriers,
                 num_stages=facts.boxes.buffers,
@@ -176,7 +201,10 @@ class Sm100Gemm:
                 cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),  # every CTA of a cluster loads its own
                 defer_sync=True,
             )
-            sR = allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
+            sRs = tuple(
+                allocator.allocate_tensor(facts.boxes.dtype, c_smem.outer, 1024, c_smem.inner)
+                for _ in range(facts.moves.matrices)
+            )
         if warp_idx == 0:
             with cute.arch.elect_one():
                 if cutlass.const_expr(tile.cta_group == 2):
@@ -187,7 +215,7 @@ class Sm100Gemm:
         walk = walk_of(tile, params.sizes, None)
         parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=facts.acc_dtype)
         split = KSplit(tile, walk.x, STORE_THREADS, parts, written, drained)
-        shared = Shared(sA, sB, sC, sR, ab, acc, residual, split)
+        shared = Shared(sA, sB, sC, sRs, ab, acc, residual, split)
 
         pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
         cute.arch.griddepcontrol_wait()
@@ -198,7 +226,7 @@ class Sm100Gemm:
             address = self.tmem_pointer(tmem_address)
             self.multiply(mma, cute.make_tensor(address, tmem.mma_layout(mma)), shared, walk)
         elif warp_idx == RESIDUAL_WARP:  # without one, there is no such warp
-            if cutlass.const_expr(self.epilogue.has_residual):
+            if cutlass.const_expr(facts.moves.matrices):
                 self.residual.run(params, shared, walk)
         else:
             if warp_idx == 0:
@@ -222,15 +250,21 @@ class Sm100Gemm:
         pairs_m = cute.make_layout(tile.cluster_m // tile.cta_group)
         half = self.tiled_mma().get_slice(walk.x % tile.cta_group)
         tA = half.partition_A(cute.local_tile(mA, (self.tiler[0], tile.k_tile), (None, None, None)))
-        tB = half.partition_B(cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None)))
-        sA, sB = cute.group_modes(shared.sA, 0, 3), cute.group_modes(shared.sB, 0, 3)
+        loader, b_tiler = self.b_loader()
+        columns = half if cutlass.const_expr(not tile.gated) else loader.get_slice(0)
+        tB = columns.partition_B(cute.local_tile(mB, b_tiler[1:], (None, None, None)))
+        sA = cute.group_modes(shared.sA, 0, 3)
         As, Ag = cpasync.tma_partition(
             maps.a, walk.y, cute.make_layout(tile.cluster_n), sA, cute.group_modes(tA, 0, 3)
         )  # (TMA, stage), (TMA, m tiles, k tiles, l)
-        Bs, Bg = cpasync.tma_partition(
-            maps.b, walk.x // tile.cta_group, pairs_m, sB, cute.group_modes(tB, 0, 3)
-        )  # (TMA, stage), (TMA, n tiles, k tiles, l)
-        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
+        parts = self.b_parts(shared.sB) * (tile.num_bs if tile.cta_group == 2 else 1)
+        bs = [
+            cpasync.tma_partition(
+                atom, walk.x // tile.cta_group, pairs_m, cute.group_modes(sB, 0, 3), cute.group_modes(tB, 0, 3)
+            )
+            for atom, sB in zip(maps.b, parts, strict=True)
+        ]  # of each: (TMA, stage), (TMA, n tiles, k tiles, l)
+        keep_full(feeds(params, walk, (As, Ag), bs), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
     def multiply(self, mma: cute.TiledMma, tC: cute.Tensor, shared: Shared, walk: Walk) -> None:

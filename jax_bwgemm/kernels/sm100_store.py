@@ -8,6 +8,7 @@ those that are theirs to add. The residual warp loads ahead of them, in the same
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import cutlass
@@ -18,7 +19,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, add_terms
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
@@ -33,13 +34,13 @@ STORE_THREADS = 32 * pipelines.EPILOGUE_WARPS
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What the roles meet in: stages, store buffers, a residual's buffers and pipeline if there is one, and the other
+    """What the roles meet in: stages, store buffers, the matrices' buffers and pipeline if there are any, and the other
     pipelines of the timetable."""
 
     sA: cute.Tensor
     sB: cute.Tensor
     sC: cute.Tensor
-    sR: Any
+    sRs: tuple[cute.Tensor, ...]
     ab: pipeline.PipelineTmaUmma
     acc: pipeline.PipelineUmmaAsync
     residual: Any
@@ -55,7 +56,7 @@ class TileBoxes:
 
     @property
     def in_acc(self) -> int:
-        return self.tile.mma_n // self.boxes.groups // self.boxes.cols
+        return self.tile.out_n // self.boxes.groups // self.boxes.cols
 
     @property
     def count(self) -> int:
@@ -76,27 +77,33 @@ class TileBoxes:
 @dataclasses.dataclass(frozen=True)
 class Drain:
     """A thread's part of the accumulators, `Tt` (T2R, T2R_M, T2R_N, box, accumulator, acc stage), by `t2r` into
-    `sums`, registers of one box. A residual is in `Rt`, if there is one, (T2R, T2R_M, T2R_N, buffer)."""
+    `sums`, registers of one box of each b, between whose there are `in_acc` boxes. The matrices that the epilogue reads
+    are in `Rts`, (T2R, T2R_M, T2R_N, buffer)."""
 
     t2r: cute.TiledCopy
     Tt: cute.Tensor
-    sums: cute.Tensor
-    Rt: Any
+    sums: tuple[cute.Tensor, ...]
+    in_acc: int
+    Rts: tuple[cute.Tensor, ...]
 
     @cute.jit
     def take(self, acc_idx: Any, box: Any, stage: Int32) -> None:
-        cute.copy(self.t2r, self.Tt[None, None, None, box, acc_idx, stage], self.sums)
+        """A box of each b."""
+        for i in cutlass.range_constexpr(len(self.sums)):
+            at = box + i * self.in_acc
+            cute.copy(self.t2r, self.Tt[None, None, None, at, acc_idx, stage], self.sums[i])
         cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
 
-    @cute.jit
-    def add_residual(self, buffer: Int32) -> None:
-        """All lanes have read when the warp meets."""
-        own = self.Rt[None, None, None, buffer]
-        terms = cute.make_rmem_tensor(own.shape, self.Rt.element_type)
-        cute.autovec_copy(own, terms)
-        add_terms(self.sums, terms)
-        cute.arch.fence_proxy("async.shared", space="cta")  # the next load overwrites what was read
-        cute.arch.sync_warp()
+    def matrices(self, pipe: Any, state: Any) -> tuple[cute.Tensor, ...]:
+        """A thread's registers of each, once they are there."""
+        pipe.consumer_wait(state)
+        found = []
+        for Rt in self.Rts:
+            own = Rt[None, None, None, state.index]
+            terms = cute.make_rmem_tensor(own.shape, Rt.element_type)
+            cute.autovec_copy(own, terms)
+            found.append(terms)
+        return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +121,9 @@ class StoreRole:
         tidx = cute.arch.thread_idx()[0]
         group = store_group(tidx, STORE_THREADS // facts.boxes.groups, self.first_barrier)
         values = TmemValues(facts.boxes, group, tidx)
-        drain = self.drain(tC, shared.sR, values)
-        outlet = self.outlet(params, shared.sC, drain.t2r, tidx, group)
+        drain = self.drain(tC, shared.sRs, values)
+        outlets = self.outlets(params, shared.sC, drain.t2r, tidx, group)
+        outlet = outlets[0]
         epilogue = BoxEpilogue(facts.epilogue, facts.boxes, values, params)
         places = TileBoxes(tile, facts.boxes)
         acc, residual, split = shared.acc, shared.residual, shared.split
@@ -135,37 +143,43 @@ class StoreRole:
                         with cute.arch.elect_one():  # everything has been read: the MMAs may have it back
                             acc.consumer_release(read)
                     at = places.at(first, j)
-                    epilogue.apply(drain.sums, epilogue.begin(at))
-                    if cutlass.const_expr(facts.epilogue.has_residual):
-                        residual.consumer_wait(add)
-                        drain.add_residual(add.index)
+                    matrices = no_matrices
+                    if cutlass.const_expr(facts.moves.matrices):
+                        matrices = functools.partial(drain.matrices, residual, add)
+                    results = epilogue.apply(drain.sums, epilogue.begin(at), at, matrices)
+                    if cutlass.const_expr(facts.moves.matrices):
+                        cute.arch.fence_proxy("async.shared", space="cta")  # the next load overwrites what was read
+                        cute.arch.sync_warp()  # all lanes have read
                         residual.consumer_release(add)
                         add.advance()
-                    outlet.publish(round_box(drain.sums, outlet), at, facts.boxes.buffer_of(j))
+                    for i in cutlass.range_constexpr(len(outlets)):
+                        buffer = cutlass.const_expr(facts.boxes.buffer_of(j * len(outlets) + i))
+                        outlets[i].publish(round_box(results[i], outlets[i]), at, buffer)
             else:
+                (sums,) = drain.sums  # no gated tile is split
                 for i in cutlass.range_constexpr(places.count):
                     if walk.k_count > 0:
                         drain.take(0, i, read.index)
                     else:
-                        drain.sums.fill(0)
-                    split.leave(drain.sums, i, tidx)
+                        sums.fill(0)
+                    split.leave(sums, i, tidx)
                 with cute.arch.elect_one():
                     acc.consumer_release(read)
                 split.meet(phase)
                 for j in cutlass.range_constexpr(-(-places.count // tile.cluster_k)):
                     box_idx = j * tile.cluster_k + walk.z
                     if box_idx < places.count:
-                        split.add(drain.sums, box_idx, tidx)
+                        split.add(sums, box_idx, tidx)
                         at = (first[0], first[1] + box_idx, first[2])
-                        epilogue.apply(drain.sums, epilogue.begin(at))
-                        outlet.publish(round_box(drain.sums, outlet), at, facts.boxes.buffer_of(j))
+                        (result,) = epilogue.apply((sums,), epilogue.begin(at), at)
+                        outlet.publish(round_box(result, outlet), at, facts.boxes.buffer_of(j))
                 split.part(phase)
                 phase = phase ^ 1
             read.advance()
             idx += walk.step
         outlet.finish()
 
-    def drain(self, tC: cute.Tensor, sR: cute.Tensor | None, values: TmemValues) -> Drain:
+    def drain(self, tC: cute.Tensor, sRs: tuple[cute.Tensor, ...], values: TmemValues) -> Drain:
         """tC: `Tmem.lane_layout`."""
         boxes = self.facts.boxes
         box = (boxes.rows * boxes.groups, boxes.cols)  # of all groups, below each other
@@ -175,37 +189,40 @@ class StoreRole:
         )
         thread = t2r.get_slice(values.tidx)
         Tt = thread.partition_S(tC_boxes)[None, None, None, 0, None, None, None]
-        registers = cute.make_rmem_tensor(  # one row, cols columns; or parts of two rows
-            thread.partition_D(cute.make_identity_tensor(box)).shape, self.facts.acc_dtype
-        )
-        if sR is None:
-            return Drain(t2r, Tt, registers, None)
+        shape = thread.partition_D(cute.make_identity_tensor(box)).shape  # one row, cols columns; or parts of two rows
+        tile = self.facts.tile
+        registers = tuple(cute.make_rmem_tensor(shape, self.facts.acc_dtype) for _ in range(tile.num_bs))
         by_element = cute.make_tiled_copy_D(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), boxes.dtype), t2r)
-        return Drain(t2r, Tt, registers, by_element.get_slice(values.tidx).partition_D(sR))
+        own = by_element.get_slice(values.tidx)
+        in_acc = TileBoxes(tile, boxes).in_acc
+        return Drain(t2r, Tt, registers, in_acc, tuple(own.partition_D(sR) for sR in sRs))
 
-    def outlet(self, params: Params, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32, group: StoreGroup) -> Outlet:
-        """One store group's way out, box by box."""
-        boxes, out = self.facts.boxes, params.maps.c
+    def outlets(
+        self, params: Params, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32, group: StoreGroup
+    ) -> tuple[Outlet, ...]:
+        """One store group's way out, box by box, for each result."""
+        boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
-            return row_outlet(boxes, group, sC, out, params.sizes)
+            return tuple(row_outlet(boxes, group, sC, out, params.sizes) for out in outs)
         enum = LayoutEnum.ROW_MAJOR if boxes.c_major == "n" else LayoutEnum.COL_MAJOR
         r2s = cute.make_tiled_copy_D(sm100.get_smem_store_op(enum, boxes.dtype, self.facts.acc_dtype, t2r), t2r)
         Rs = r2s.get_slice(tidx).partition_D(sC)
         own = boxes.own(sC, group.idx)
         if boxes.store == "threads":
-            return ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes)
-        return TmaOutlet(boxes, group, r2s, Rs, own, out, self.facts.coordinate_tensors(params.sizes)[2])
+            return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
+        mC = self.facts.coordinate_tensors(params.sizes)[2]
+        return tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRole:
-    """The residual warp: box after box of all store groups, in the order of the store warps."""
+    """The residual warp: of every matrix, box after box of all store groups, in the order of the store warps."""
 
     facts: GemmFacts
 
     @cute.jit
     def run(self, params: Params, shared: Shared, walk: Walk) -> None:
-        boxes, residual, tma_r = self.facts.boxes, shared.residual, params.maps.r
+        boxes, residual = self.facts.boxes, shared.residual
         places = TileBoxes(self.facts.tile, boxes)
         mR = self.facts.coordinate_tensors(params.sizes)[2]
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, boxes.buffers)
@@ -217,8 +234,10 @@ class ResidualRole:
                 barrier = residual.producer_get_barrier(state)
                 for group_idx in cutlass.range_constexpr(boxes.groups):
                     at = places.at(places.first(tile_at, group_idx), j)
-                    Rs, Rg = boxes.tma_parts(tma_r, boxes.own(shared.sR, group_idx), mR, at)
-                    cute.copy(tma_r, Rg, Rs[None, state.index], tma_bar_ptr=barrier)
+                    for i in cutlass.range_constexpr(self.facts.moves.matrices):
+                        atom = params.maps.r[i]
+                        Rs, Rg = boxes.tma_parts(atom, boxes.own(shared.sRs[i], group_idx), mR, at)
+                        cute.copy(atom, Rg, Rs[None, state.index], tma_bar_ptr=barrier)
                 state.advance()
             idx += walk.step
         residual.producer_tail(state)

@@ -96,12 +96,15 @@ class TmemValues:
         elements = boxes.rows * boxes.cols // self.group.threads
         if boxes.c_major == "m":
             if self.has_row_per_lane():
-                return (Run(0, 1, tuple((i,) for i in range(elements))),)
+                return (Run(0, 1, tuple((i,) for i in range(elements)), tuple(range(elements))),)
             return fragment_row_runs(elements, 8)
         if not self.has_row_per_lane():
-            count = boxes.rows * boxes.groups // (row_store.FRAGMENT_ROWS * pipelines.EPILOGUE_WARPS)
-            return fragment_runs(elements, 2 if boxes.store == "tma" else 1, count)
+            return fragment_runs(elements, 2 if boxes.store == "tma" else 1, count=self.fragments())
         return row_runs(elements, 16 * 8 // boxes.dtype.width if boxes.store == "tma" else 1)
+
+    def fragments(self) -> int:
+        """Of 16 rows, that a warp has below each other."""
+        return self.boxes.rows * self.boxes.groups // (row_store.FRAGMENT_ROWS * pipelines.EPILOGUE_WARPS)
 
     def first_col(self) -> Any:
         return 0 if self.has_row_per_lane() else self.tidx % 4 * 2
@@ -109,9 +112,10 @@ class TmemValues:
     def first_row(self) -> Any:
         if self.has_row_per_lane():
             return self.tidx % self.group.threads
-        return self.tidx // 32 * 16 + self.tidx % 32 // 4
+        warp_rows = row_store.FRAGMENT_ROWS * self.fragments()
+        return self.group.tidx // 32 * warp_rows + self.tidx % 32 // 4
 
 
 def row_runs(elements: int, width: int) -> tuple[Run, ...]:
     """A 32x32b TMEM load: thread t holds row t; register j is column j. `width`: elements of one load of a bias."""
-    return tuple(Run(j, width, (tuple(range(j, j + width)),)) for j in range(0, elements, width))
+    return tuple(Run(j, width, (tuple(range(j, j + width)),), (0,)) for j in range(0, elements, width))

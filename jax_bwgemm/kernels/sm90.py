@@ -132,11 +132,13 @@ class Sm90Gemm:
         """Makes TMA atoms from tensors (m, k, l), (n, k, l), (m, n, l). Only types matter: our launcher replaces this
         host code; a test compares what both pack. Flat, for the DSL's C header takes no tuple of several types."""
         facts, tile = self.facts, self.facts.tile
-        a_smem, b_smem = (cute.slice_(layout, (None, None, 0)) for layout in self.wgmma.smem_layouts())
+        a_smem = cute.slice_(self.wgmma.smem_layouts()[0], (None, None, 0))
         tma_a = load_atom(a, a_smem, (tile.cta_m, tile.k_tile), tile.cluster_n)
-        tma_b = load_atom(b, b_smem, (tile.mma_n, tile.k_tile), tile.cluster_m)
-        tma_r = facts.boxes.load_atom(c) if cutlass.const_expr(self.epilogue.has_residual) else None
-        maps = Maps(tma_a, tma_b, facts.boxes.store_atom(c), tma_r)
+        b_box = (tile.out_n, tile.k_tile)
+        tma_bs = [load_atom(b, self.wgmma.b_stage_layout(), b_box, tile.cluster_m) for _ in range(tile.num_bs)]
+        results = [facts.boxes.store_atom(c) for _ in range(facts.moves.results)]
+        matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
+        maps = Maps(tma_a, tuple(tma_bs), tuple(results), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
         stream = None
         if cutlass.const_expr(tile.stream_k):
@@ -151,21 +153,17 @@ class Sm90Gemm:
         facts, tile, deal, maps = self.facts, self.facts.tile, self.deal, params.maps
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
-            cpasync.prefetch_descriptor(maps.a)
-            cpasync.prefetch_descriptor(maps.b)
-            if cutlass.const_expr(facts.boxes.store == "tma"):
-                cpasync.prefetch_descriptor(maps.c)
-            if cutlass.const_expr(self.epilogue.has_residual):
-                cpasync.prefetch_descriptor(maps.r)
+            for atom in maps.moved(facts.boxes.store):
+                cpasync.prefetch_descriptor(atom)
 
         a_smem, b_smem = self.wgmma.smem_layouts()
-        c_smem = facts.boxes.layout(facts.boxes.groups, facts.boxes.buffers)
+        c_smem = facts.boxes.layout(facts.boxes.groups, facts.boxes.buffers * facts.boxes.planes)
         allocator = cutlass.memory.SmemAllocator()
         barriers = allocator.allocate_array(Int64, 2 * facts.stages)
         written = allocator.allocate_array(Int64, 1)
         drained = allocator.allocate_array(Int64, 1)
         residual_barriers = None
-        if cutlass.const_expr(self.epilogue.has_residual):
+        if cutlass.const_expr(facts.moves.matrices):
             residual_barriers = allocator.allocate_array(Int64, 2 * facts.boxes.groups * facts.boxes.buffers)
         sA = allocator.allocate_tensor(facts.a_dtype, a_smem.outer, 1024, a_smem.inner)
         sB = allocator.allocate_tensor(facts.b_dtype, b_smem.outer, 1024, b_smem.inner)
@@ -186,7 +184,7 @@ class Sm90Gemm:
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     split_k.init_barriers(written, drained, tile, deal.warpgroups * pipelines.WARPS_PER_WARPGROUP)
-        if cutlass.const_expr(self.epilogue.has_residual):  # noqa: SIM102
+        if cutlass.const_expr(facts.moves.matrices):  # noqa: SIM102
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     init_handovers(residual_barriers, deal)
@@ -201,7 +199,7 @@ class Sm90Gemm:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             if warp_idx == 0:
                 self.load(params, shared, walk)
-            if cutlass.const_expr(self.epilogue.has_residual):
+            if cutlass.const_expr(facts.moves.matrices):
                 first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - deal.warpgroups)
                 if warp_idx >= first:
                     self.residual.run(params, sC, residual_barriers, Hand(deal, walk, warp_idx - first))
@@ -215,15 +213,17 @@ class Sm90Gemm:
         tile, maps = self.facts.tile, params.maps
         mA, mB, _ = self.facts.coordinate_tensors(params.sizes)
         gA = cute.local_tile(mA, (tile.cta_m, tile.k_tile), (None, None, None))  # (cta_m, k_tile, Mt, Kt, l)
-        gB = cute.local_tile(mB, (tile.mma_n, tile.k_tile), (None, None, None))  # (mma_n, k_tile, Nt, Kt, l)
-        sA, sB = cute.group_modes(shared.sA, 0, 2), cute.group_modes(shared.sB, 0, 2)
+        gB = cute.local_tile(mB, (tile.out_n, tile.k_tile), (None, None, None))  # (out_n, k_tile, Nt, Kt, l)
+        sA = cute.group_modes(shared.sA, 0, 2)
         As, Ag = cpasync.tma_partition(
             maps.a, walk.y, cute.make_layout(tile.cluster_n), sA, cute.group_modes(gA, 0, 2)
         )  # (TMA, stage), (TMA, m tiles, k tiles, l)
-        Bs, Bg = cpasync.tma_partition(
-            maps.b, walk.x, cute.make_layout(tile.cluster_m), sB, cute.group_modes(gB, 0, 2)
-        )  # (TMA, stage), (TMA, n tiles, k tiles, l)
-        keep_full(feeds(params, walk, (As, Ag), (Bs, Bg)), shared.ab, self.facts, walk, shared.split)
+        sharing, columns = cute.make_layout(tile.cluster_m), cute.group_modes(gB, 0, 2)
+        bs = [
+            cpasync.tma_partition(atom, walk.x, sharing, cute.group_modes(sB, 0, 2), columns)
+            for atom, sB in zip(maps.b, self.wgmma.b_parts(shared.sB), strict=True)
+        ]  # of each: (TMA, stage), (TMA, n tiles, k tiles, l)
+        keep_full(feeds(params, walk, (As, Ag), bs), shared.ab, self.facts, walk, shared.split)
 
     @cute.jit
     def multiply(self, params: Params, shared: Shared, walk: Walk) -> None:
@@ -236,11 +236,12 @@ class Sm90Gemm:
         acc = self.wgmma.accumulator()
         values = WgmmaValues(facts.boxes, self.rows, group)
         sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
-        outlet = self.way_out.outlet(params, shared.sC, self.wgmma.tiled(1), group)
+        outlets = self.way_out.outlets(params, shared.sC, self.wgmma.tiled(1), group)
+        outlet = outlets[0]
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, facts.stages)
         held = None
         if cutlass.const_expr(facts.defers_store):
-            held = cute.make_rmem_tensor(cute.size(acc), facts.boxes.dtype)
+            held = cute.make_rmem_tensor(cute.size(acc) // tile.num_bs, facts.boxes.dtype)
             held.fill(0)
         backlog = Backlog(deal, outlet, held)
         exchange = Exchange(walk, group, deal.warpgroups, tidx)
@@ -279,15 +280,16 @@ class Sm90Gemm:
                 else:
                     exchange.add(acc, item.parts)
                     terms = loaded if early else sums.begin(at)
-                    if cutlass.const_expr(facts.epilogue.has_residual):
+                    if cutlass.const_expr(facts.moves.matrices):
                         handover = handover_of(shared.residual, hand)
-                        residual_store(sums, outlet, shared.sC, handover).store(acc, phase, terms)
+                        store = residual_store(sums, outlet, shared.sC, handover, facts.moves.matrices)
+                        store.store(acc, at, phase, terms)
                         phase = phase ^ (deal.num_boxes // facts.boxes.buffers % 2)
                     elif cutlass.const_expr(facts.defers_store):
-                        backlog.hold(sums, acc, terms)
+                        backlog.hold(sums, acc, at, terms)
                         held_at, box = at, Int32(0)
                     else:
-                        store_sums(sums, outlet, acc, at, terms)
+                        store_sums(sums, outlets, acc, at, terms)
             idx += step
         backlog.store_rest(held_at, box)
         outlet.finish()

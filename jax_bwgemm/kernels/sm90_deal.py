@@ -40,7 +40,7 @@ class Deal:
     @property
     def boxes_n(self) -> int:
         """Boxes of a warpgroup and tile that lie side by side."""
-        return self.tile.mma_n // self.boxes.cols
+        return self.tile.out_n // self.boxes.cols
 
     @property
     def num_boxes(self) -> int:

@@ -55,7 +55,7 @@ class MainLoop:
         ptxas would wait for each wgmma alone.
         """
         facts = self.facts
-        if cutlass.const_expr(facts.tile.pingpong and not (facts.boxes.by_rows or facts.epilogue.has_residual)):
+        if cutlass.const_expr(facts.tile.pingpong and not (facts.boxes.by_rows or facts.moves.matrices)):
             while last.index != read.index:
                 warpgroup.wait_group(0)
                 self.ab.consumer_release(last)

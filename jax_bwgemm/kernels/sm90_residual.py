@@ -1,15 +1,17 @@
-"""A residual in the store of the Hopper GEMM: a warp that carries boxes, and what the consumers do with them.
+"""Matrices that the epilogue reads, such as a residual, in the store of the Hopper GEMM: a warp that carries boxes, and
+what the consumers do with them.
 
-A warpgroup's store buffers hold the boxes of its next tile's residual, which its residual warp loads during the main
-loop (all of them, or the first: `tile.store_buffers`). At a tile's end the warpgroup takes box after box: it adds
-what is there, rounds, and writes the result where the residual was. The residual warp stores that, and loads the next
-residual into the buffer once its store has read it. So no consumer waits for a store, and a result leaves during the
-next tile's main loop.
+A warpgroup's store buffers hold the boxes of its next tile's matrices, which its residual warp loads during the main
+loop (all of them, or the first: `tile.store_buffers`). At a tile's end the warpgroup takes box after box: it reads
+what is there, and writes the rounded results where that was. The residual warp stores those, and loads the next
+matrices into the buffers once its stores have read them. So no consumer waits for a store, and results leave during the
+next tile's main loop. A place has as many buffers side by side as it has matrices or results (`boxes.planes`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import cutlass
@@ -17,7 +19,6 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.box_epilogue import add_terms
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
 from jax_bwgemm.kernels.params import Params
@@ -48,7 +49,7 @@ def init_handovers(barriers: cute.Pointer, deal: Deal) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Carrier:
-    """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: the residual or the
+    """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: one that is read or a
     result (m, n, l)."""
 
     facts: GemmFacts
@@ -59,19 +60,23 @@ class Carrier:
 
     @cute.jit
     def load(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
-        """The residual's box `at` -> a buffer."""
-        barrier, tma_r = self.handover.loaded + 2 * buffer, self.params.maps.r
+        """The matrices' boxes `at` -> a place's buffers."""
+        barrier, boxes = self.handover.loaded + 2 * buffer, self.facts.boxes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.facts.residual_bytes)
-        Rs, Rg = self.facts.boxes.tma_parts(tma_r, self.own, self.matrix, at)
-        cute.copy(tma_r, Rg, Rs[None, buffer], tma_bar_ptr=barrier)
+        for i in cutlass.range_constexpr(self.facts.moves.matrices):
+            atom = self.params.maps.r[i]
+            Rs, Rg = boxes.tma_parts(atom, self.own, self.matrix, at)
+            cute.copy(atom, Rg, Rs[None, buffer * boxes.planes + i], tma_bar_ptr=barrier)
 
     @cute.jit
     def store(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
-        """A buffer -> the result's box `at`."""
-        tma_c = self.params.maps.c
-        Cs, Cg = self.facts.boxes.tma_parts(tma_c, self.own, self.matrix, at)
-        cute.copy(tma_c, Cs[None, buffer], Cg)
+        """A place's buffers -> the results' boxes `at`."""
+        boxes = self.facts.boxes
+        for i in cutlass.range_constexpr(self.facts.moves.results):
+            atom = self.params.maps.c[i]
+            Cs, Cg = boxes.tma_parts(atom, self.own, self.matrix, at)
+            cute.copy(atom, Cs[None, buffer * boxes.planes + i], Cg)
         cute.arch.cp_async_bulk_commit_group()
 
 
@@ -83,7 +88,7 @@ class ResidualRole:
 
     @cute.jit
     def run(self, params: Params, sC: cute.Tensor, barriers: cute.Pointer, hand: Hand) -> None:
-        """The residual into the warpgroup's buffers, its result out of them."""
+        """The matrices into the warpgroup's buffers, its results out of them."""
         deal, walk = hand.deal, hand.walk
         handover = handover_of(barriers, hand)
         matrix = self.facts.coordinate_tensors(params.sizes)[2]
@@ -117,45 +122,55 @@ class ResidualRole:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualStore:
-    """What a consumer thread does with a residual. `s2r` takes it from Rs (S2R, S2R_M, S2R_N, buffer), the thread's
-    part of the store buffers, by the very layout of the way out: ldmatrix where that has stmatrix."""
+    """What a consumer thread does with matrices. `s2r` takes them from Rs (S2R, S2R_M, S2R_N, buffer), the thread's
+    part of the store buffers, by the very layout of the way out: ldmatrix where that has stmatrix. `count`: of them."""
 
     sums: Sums
     outlet: TmaOutlet
     handover: Handover
     s2r: Any
     Rs: cute.Tensor
+    count: int
 
     @cute.jit
-    def store(self, acc: cute.Tensor, phase: Int32, loaded: tuple[Any, ...]) -> None:
-        """Registers -> epilogue, plus the residual -> the box where that was, box after box."""
+    def store(self, acc: cute.Tensor, at: Any, phase: Int32, loaded: tuple[Any, ...]) -> None:
+        """Registers -> epilogue, with the matrices -> the boxes where those were, place after place."""
         sums, outlet, deal = self.sums, self.outlet, self.sums.deal
-        buffers = deal.boxes.buffers
+        buffers, planes = deal.boxes.buffers, deal.boxes.planes
         flat = cute.coalesce(acc)
         for box in cutlass.range_constexpr(deal.num_boxes):
             buffer = cutlass.const_expr(box % buffers)
-            values = sums.values_of(flat, box)
-            sums.apply(values, box, loaded)
-            cute.arch.mbarrier_wait(self.handover.loaded + 2 * buffer, phase ^ (box // buffers % 2))
-            own = self.Rs[None, None, None, buffer]
-            terms = cute.make_rmem_tensor(own.shape, deal.boxes.dtype)
-            cute.copy(self.s2r, own, terms)
-            add_terms(values, terms)
-            rounded = round_box(values, outlet)
+            matrices = functools.partial(self.matrices, buffer, phase ^ (box // buffers % 2))
+            results = sums.finish(flat, at, box, loaded, matrices)
+            rounded = [round_box(result, outlet) for result in results]
             cute.arch.sync_warp()  # every lane has read what others overwrite
-            cute.copy(outlet.r2s, rounded, outlet.Rs[None, None, None, buffer])
+            for i in cutlass.range_constexpr(len(rounded)):
+                cute.copy(outlet.r2s, rounded[i], outlet.Rs[None, None, None, buffer * planes + i])
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(self.handover.summed + 2 * buffer)
 
+    def matrices(self, buffer: int, phase: Int32) -> tuple[cute.Tensor, ...]:
+        """A thread's registers of each, once they are there."""
+        boxes = self.sums.deal.boxes
+        cute.arch.mbarrier_wait(self.handover.loaded + 2 * buffer, phase)
+        found = []
+        for i in range(self.count):
+            own = self.Rs[None, None, None, buffer * boxes.planes + i]
+            terms = cute.make_rmem_tensor(own.shape, boxes.dtype)
+            cute.copy(self.s2r, own, terms)
+            found.append(terms)
+        return tuple(found)
 
-def residual_store(sums: Sums, outlet: Outlet, sC: cute.Tensor, handover: Handover) -> ResidualStore:
+
+def residual_store(sums: Sums, outlet: Outlet, sC: cute.Tensor, handover: Handover, count: int) -> ResidualStore:
+    """`count`: of the matrices."""
     assert isinstance(outlet, TmaOutlet)  # `legality`: where threads store, XLA adds a residual
     boxes, group = outlet.boxes, outlet.group
     if sums.rows.leave_in_pairs:
-        return ResidualStore(sums, outlet, handover, outlet.r2s, outlet.Rs)
+        return ResidualStore(sums, outlet, handover, outlet.r2s, outlet.Rs, count)
     op = warp.LdMatrix8x8x16bOp(boxes.c_major == "m", 4) if boxes.dtype.width == 16 else cute.nvgpu.CopyUniversalOp()
     s2r = cute.make_tiled_copy_S(cute.make_copy_atom(op, boxes.dtype), outlet.r2s)
     own = sums.rows.order(boxes.own(sC, group.idx))
-    return ResidualStore(sums, outlet, handover, s2r, s2r.get_slice(group.tidx).partition_S(own))
+    return ResidualStore(sums, outlet, handover, s2r, s2r.get_slice(group.tidx).partition_S(own), count)

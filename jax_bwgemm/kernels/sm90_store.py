@@ -16,9 +16,9 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
+from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
+from jax_bwgemm.kernels.epilogue import Matrices, Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box
 from jax_bwgemm.kernels.params import Params
@@ -40,9 +40,10 @@ class WgmmaValues:
 
     def runs(self) -> tuple[Run, ...]:
         elements = self.boxes.rows * self.boxes.cols // WARPGROUP_THREADS
+        to_second = self.rows.row(8) - self.rows.row(0)
         if self.boxes.c_major == "n":
-            return fragment_runs(elements, 2 if self.boxes.store == "tma" else 1)
-        return fragment_row_runs(elements, self.rows.row(8) - self.rows.row(0), self.rows.leave_in_pairs)
+            return fragment_runs(elements, 2 if self.boxes.store == "tma" else 1, to_second)
+        return fragment_row_runs(elements, to_second, self.rows.leave_in_pairs)
 
     def first_row(self) -> Any:
         return self.rows.row(self.group.tidx // 32 * 16 + self.group.tidx % 32 // 4)
@@ -59,10 +60,16 @@ class Sums:
     rows: SlabRows
     epilogue: BoxEpilogue
 
-    def values_of(self, flat: cute.Tensor, box: int) -> cute.Tensor:
-        """A copy of the accumulator's `box`-th box: a thread's pairs of columns, every 8, of rows r and r + 8; of both
-        rows first one column and then the other where they leave as one."""
-        count = cute.size(flat) // self.deal.num_boxes
+    def values_of(self, flat: cute.Tensor, box: int) -> tuple[cute.Tensor, ...]:
+        """Copies of the accumulator's `box`-th box of each b, whose columns lie side by side: a thread's pairs of
+        columns, every 8, of rows r and r + 8; of both rows first one column and then the other where they leave as
+        one."""
+        deal, num_bs = self.deal, self.deal.tile.num_bs
+        slab, column = divmod(box, deal.boxes_n)
+        return tuple(self._values_at(flat, (slab * num_bs + b) * deal.boxes_n + column) for b in range(num_bs))
+
+    def _values_at(self, flat: cute.Tensor, box: int) -> cute.Tensor:
+        count = cute.size(flat) // (self.deal.num_boxes * self.deal.tile.num_bs)
         values = cute.make_rmem_tensor(count, flat.element_type)
         for i in range(count):
             place = i // 4 * 4 + i % 2 * 2 + i // 2 % 2 if self.rows.leave_in_pairs else i
@@ -77,23 +84,26 @@ class Sums:
         boxes = range(deal.boxes_n) if is_n_major else range(0, deal.num_boxes, deal.boxes_n)
         return tuple(self.epilogue.begin(deal.box_at(at, box)) for box in boxes)
 
-    def apply(self, values: cute.Tensor, box: int, loaded: tuple[Any, ...]) -> None:
-        """The epilogue of the `box`-th box; `loaded`: by `begin`."""
+    def finish(
+        self, flat: cute.Tensor, at: Any, box: int, loaded: tuple[Any, ...], matrices: Matrices = no_matrices
+    ) -> tuple[cute.Tensor, ...]:
+        """The results of the `box`-th box of a tile whose first is `at`; `loaded`: by `begin`."""
         deal = self.deal
         own = box % deal.boxes_n if deal.boxes.c_major == "n" else box // deal.boxes_n
-        self.epilogue.apply(values, loaded[own])
+        return self.epilogue.apply(self.values_of(flat, box), loaded[own], deal.box_at(at, box), matrices)
 
 
 @cute.jit
-def store_sums(sums: Sums, outlet: Outlet, acc: cute.Tensor, at: Any, loaded: tuple[Any, ...]) -> None:
-    """At once, box after box from `at` on; each goes through the next buffer."""
+def store_sums(sums: Sums, outlets: tuple[Outlet, ...], acc: cute.Tensor, at: Any, loaded: tuple[Any, ...]) -> None:
+    """At once, box after box from `at` on, of every result; each goes through the next buffer."""
     deal = sums.deal
     flat = cute.coalesce(acc)
-    outlet.reclaim()
+    outlets[0].reclaim()
     for box in cutlass.range_constexpr(deal.num_boxes):
-        values = sums.values_of(flat, box)
-        sums.apply(values, box, loaded)
-        outlet.publish(round_box(values, outlet), deal.box_at(at, box), deal.boxes.buffer_of(box))
+        results = sums.finish(flat, at, box, loaded)
+        for i in cutlass.range_constexpr(len(outlets)):
+            buffer = cutlass.const_expr(deal.boxes.buffer_of(box * len(outlets) + i))
+            outlets[i].publish(round_box(results[i], outlets[i]), deal.box_at(at, box), buffer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +115,12 @@ class Backlog:
     held: Any
 
     @cute.jit
-    def hold(self, sums: Sums, acc: cute.Tensor, loaded: tuple[Any, ...]) -> None:
+    def hold(self, sums: Sums, acc: cute.Tensor, at: Any, loaded: tuple[Any, ...]) -> None:
         """Epilogue and rounding of all boxes."""
         flat = cute.coalesce(acc)
-        count = cutlass.const_expr(cute.size(flat) // self.deal.num_boxes)
+        count = cutlass.const_expr(cute.size(self.held) // self.deal.num_boxes)
         for box in cutlass.range_constexpr(self.deal.num_boxes):
-            values = sums.values_of(flat, box)
-            sums.apply(values, box, loaded)
+            (values,) = sums.finish(flat, at, box, loaded)
             rounded = cute.make_tensor(self.held.iterator + box * count, cute.make_layout(count))
             rounded.store(values.load().to(self.held.element_type))
 
@@ -155,7 +164,7 @@ class SplitStore:
         deal, cluster_k = sums.deal, sums.deal.tile.cluster_k
         flat = cute.coalesce(acc)
         for box in cutlass.range_constexpr(deal.num_boxes):
-            values = sums.values_of(flat, box)
+            (values,) = sums.values_of(flat, box)
             if walk.k_count == 0:  # not `acc`: a write to it could move before the wait for the wgmmas
                 values.fill(0)
             split.leave(values, box, self.tidx)
@@ -167,8 +176,8 @@ class SplitStore:
             if box < deal.num_boxes:
                 split.add(values, box, self.tidx)
                 own_at = deal.box_at(at, box)
-                sums.epilogue.apply(values, sums.epilogue.begin(own_at))
-                outlet.publish(round_box(values, outlet), own_at, deal.boxes.buffer_of(i))
+                (result,) = sums.epilogue.apply((values,), sums.epilogue.begin(own_at), own_at)
+                outlet.publish(round_box(result, outlet), own_at, deal.boxes.buffer_of(i))
         split.part(phase)
 
 
@@ -179,15 +188,16 @@ class WayOut:
     facts: GemmFacts
     rows: SlabRows
 
-    def outlet(self, params: Params, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> Outlet:
-        """stmatrix where elements have 16 bits and TMA stores them. `mma`: of one warpgroup."""
-        boxes, out = self.facts.boxes, params.maps.c
+    def outlets(self, params: Params, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> tuple[Outlet, ...]:
+        """Of each result: stmatrix where elements have 16 bits and TMA stores them. `mma`: of one warpgroup."""
+        boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
-            return row_outlet(boxes, group, sC, out, params.sizes)
+            return tuple(row_outlet(boxes, group, sC, out, params.sizes) for out in outs)
         r2s, Rs, own = self.pairs(sC, group) if self.rows.leave_in_pairs else self.fragments(sC, mma, group)
         if boxes.store == "threads":
-            return ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes)
-        return TmaOutlet(boxes, group, r2s, Rs, own, out, self.facts.coordinate_tensors(params.sizes)[2])
+            return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
+        mC = self.facts.coordinate_tensors(params.sizes)[2]
+        return tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs)
 
     def fragments(self, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> tuple[Any, cute.Tensor, cute.Tensor]:
         """(r2s, Rs, sC) of an outlet."""

@@ -47,6 +47,20 @@ class Wgmma:
         a = sm90.make_smem_layout_a(layout_enum(facts.a_major), tiler, facts.a_dtype, facts.stages)
         return a, sm90.make_smem_layout_b(layout_enum(facts.b_major), tiler, facts.b_dtype, facts.stages)
 
+    def b_stage_layout(self) -> Any:
+        """One B's part of a stage: (out_n, k_tile)."""
+        facts, tile = self.facts, self.facts.tile
+        tiler = (tile.cta_m, tile.out_n, tile.k_tile)
+        b = sm90.make_smem_layout_b(layout_enum(facts.b_major), tiler, facts.b_dtype, 1)
+        return cute.slice_(b, (None, None, 0))
+
+    def b_parts(self, sB: cute.Tensor) -> tuple[cute.Tensor, ...]:
+        """Of each B, (out_n, k_tile, stages)."""
+        tile = self.facts.tile
+        if not tile.gated:
+            return (sB,)
+        return tuple(cute.local_tile(sB, (tile.out_n, tile.k_tile), (i, 0, None)) for i in range(tile.num_bs))
+
     def tiled(self, warpgroups: int) -> cute.TiledMma:
         """Of slabs of 64 rows, one for each of the warpgroups."""
         facts = self.facts

@@ -66,7 +66,7 @@ class Walk:
         return self.stream.item_of(idx, self.k_count)
 
     def tile_of(self, idx: Uint32) -> tuple[Int32, Int32, Int32]:
-        """(m, n, l) of this CTA's tile, in units of cta_m, mma_n and 1."""
+        """(m, n, l) of this CTA's tile, in units of cta_m, out_n and 1."""
         tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, cutlass.min)
         m_idx = Int32(tile_m) * self.tile.cluster_m + self.x
         return m_idx, Int32(tile_n) * self.tile.cluster_n + self.y, Int32(l_idx)
@@ -74,7 +74,7 @@ class Walk:
 
 def walk_of(tile: Tile, sizes: Sizes, stream_params: StreamParams | None) -> Walk:
     x, y, block_z = cute.arch.block_idx()
-    rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.mma_n
+    rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.out_n
     tiles_m, tiles_n = Uint32((sizes.m + (rows - 1)) // rows), Uint32((sizes.n + (cols - 1)) // cols)
     raster = sizes.raster_group, sizes.raster_along_n, sizes.raster_order
     order = TileOrder(tiles_m, tiles_n, *map(Uint32, raster))

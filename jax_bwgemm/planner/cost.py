@@ -128,7 +128,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     store = "tma" if is_tma_storable(problem) else "threads"
     return Schedule(
-        num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.has_residual),
+        num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.moves),
         acc_stages(tile, arch.tmem_cols),
         store=store,
         defers_store=_leaves_later(tile, problem, arch, store),
@@ -137,12 +137,13 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
 
 
 def _leaves_later(tile: Tile, problem: Problem, arch: Arch, store: str) -> bool:
-    """From registers, or where a residual has been, from store buffers for a whole tile."""
-    if problem.epilogue.has_residual:
-        buffers = store_buffers(tile, problem.out_dtype, arch.target, has_residual=True)
+    """From registers, or where matrices have been, from store buffers for a whole tile."""
+    moves = problem.epilogue.moves
+    if moves.matrices:
+        buffers = store_buffers(tile, problem.out_dtype, arch.target, moves)
         return arch.family.residual_buffers > 0 and buffers == store_boxes(tile, problem.out_dtype)
     a_in_registers = reads_a_from_registers(problem.a_dtype, problem.a_major, arch.target)
-    return defers_store(tile, problem.out_dtype, store, arch.target, a_in_registers)
+    return defers_store(tile, problem.out_dtype, store, arch.target, a_in_registers, moves)
 
 
 def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = True) -> float:
@@ -151,7 +152,8 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
     rows, cols = wave_shape(tile, problem, arch, is_grouped)
     in_bytes, retained = DTYPE_BYTES[problem.a_dtype], arch.constants.retained * arch.l2_bytes
     moved = float(problem.min_bytes)
-    operands = (problem.m, problem.a_batch, tiles_n / cols), (problem.n, problem.b_batch, tiles_m / rows)
+    columns = problem.n * problem.num_bs
+    operands = (problem.m, problem.a_batch, tiles_n / cols), (columns, problem.b_batch, tiles_m / rows)
     for extent, batch, blocks in operands:
         matrix = extent * problem.k * in_bytes
         if matrix > retained:
@@ -161,7 +163,7 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
-    out_bytes = DTYPE_BYTES[problem.out_dtype] * (1 + problem.epilogue.has_residual)  # which comes as a result goes
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * sum(problem.epilogue.moves)  # matrices come as results go
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
     start = c.start_cycles + latency + (c.meeting_cycles if tile.cluster_ctas > 1 else 0)
     start += c.stream_start_cycles if tile.stream_k else 0
@@ -177,7 +179,7 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     if schedule.acc_stages == 2:
         return start + main + (waves - 1) * max(main, epilogue) + epilogue
     if tile.pingpong:  # two tiles at a time: one's epilogue beside the other's main loop, both through one way out
-        way_out = tile.cta_m * tile.mma_n * out_bytes / rate
+        way_out = tile.cta_m * tile.out_n * out_bytes / rate
         return start + main + (waves - 1) * max(main, (main + epilogue) / 2, way_out) + epilogue
     waves, last = waves_and_rest(tile, problem, arch, step, schedule.stream)
     if schedule.defers_store:

@@ -110,12 +110,12 @@ def epilogue_cycles(
     tile: Tile, out_bytes: int, arch: Arch, store: str = "tma", store_bytes_per_clk: float | None = None
 ) -> float:
     """Conversion and store of one CTA's part of the result."""
-    c, elems = arch.constants, tile.cta_m * tile.mma_n / tile.cluster_k
+    c, elems = arch.constants, tile.cta_m * tile.out_n / tile.cluster_k
     rate = store_bytes_per_clk or c.store_bytes_per_clk
     if store == "threads":
         return elems * max(c.thread_store_cycles, out_bytes / rate)
     warpgroups = 1 if tile.pingpong else storing_warps(tile, arch.target) // WARPS_PER_WARPGROUP
-    return c.drain_cycles * elems / (128 * 256 * warpgroups) + elems * out_bytes / rate
+    return c.drain_cycles * tile.num_bs * elems / (128 * 256 * warpgroups) + elems * out_bytes / rate
 
 
 def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
@@ -132,7 +132,7 @@ def gate_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     is_coarse = problem.out_dtype in COARSE_DTYPES
     special = sum(op.coarse if is_coarse else op.fine for op in problem.epilogue.ops())
     others = sum(op.instructions for op in problem.epilogue.ops())
-    elements = tile.cta_m * tile.mma_n / tile.cluster_k
+    elements = tile.cta_m * tile.out_n / tile.cluster_k
     return elements * special / arch.constants.special_per_clk + elements * others / INSTRUCTIONS_PER_CLK
 
 

@@ -94,8 +94,8 @@ def candidates(
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
     its few columns; and, if it `is_swappable`, for its transpose, narrow ones for few rows and others for more."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
-    tiles = (tile for tile in shipped[family] if tile.promoted == needs_promotion(problem, arch))
-    pairs = [(tile, swaps) for tile in tiles]
+    asked = needs_promotion(problem, arch), problem.epilogue.is_gated
+    pairs = [(tile, swaps) for tile in shipped[family] if (tile.promoted, tile.gated) == asked]
     if problem.n <= FEW and not swaps:
         pairs += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
     if is_swappable(problem):
@@ -111,7 +111,11 @@ def candidates(
 def is_swappable(problem: Problem) -> bool:
     """Whether C^T = B^T A^T is worth a look, with the rows as an MMA's columns. An n-major b whose result TMA cannot
     store has to be padded or transposed anyhow."""
-    return problem.m <= SWAPPED_ROWS and (is_tma_storable(problem) or problem.b_major == "k")
+    return (
+        problem.m <= SWAPPED_ROWS
+        and not problem.epilogue.is_gated
+        and (is_tma_storable(problem) or problem.b_major == "k")
+    )
 
 
 def plan(

@@ -82,7 +82,7 @@ def _memory_cycles(tile: Tile, problem: Problem, arch: Arch, stream: Stream) -> 
     in_bytes, retained = DTYPE_BYTES[problem.a_dtype], arch.constants.retained * arch.l2_bytes
     between = k_steps(tile, problem) / phases * stream.clusters * fill_bytes(tile, in_bytes) * tile.cluster_ctas
     more = 1.0 if between <= retained else math.sqrt(phases)
-    a, b = rows * tile.cluster_m * tile.cta_m * min(more, cols), cols * tile.cluster_n * tile.mma_n * min(more, rows)
+    a, b = rows * tile.cluster_m * tile.cta_m * min(more, cols), cols * tile.cluster_n * tile.out_n * min(more, rows)
     kept = retained / (problem.k * in_bytes)  # rows of an operand that stay in the L2 cache
     moved = (a if problem.m > kept else 0) + (b if problem.n > kept else 0)
     return moved * tile.k_tile * in_bytes / memory_bytes_per_clk(arch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_bwgemm.facts.epilogue import UP
 from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.padding import padded_shape
 from jax_bwgemm.facts.recipe import Attribute, Buffer
@@ -55,7 +56,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "target": entry.variant.target,
         "cubin_sha256": entry.cubin_sha256,
         "cta_m": tile.cta_m,
-        "mma_n": tile.mma_n,
+        "mma_n": tile.out_n,  # what tiles are counted by
         "cluster_m": tile.cluster_m,
         "cluster_n": tile.cluster_n,
         "cluster_k": tile.cluster_k,
@@ -77,7 +78,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
 def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
     """As the kernel gets it: a and b padded."""
     p = plan.problem
-    if buffer.role in ("a", "b"):
-        return padded_shape(p, buffer.role)
+    if buffer.role in ("a", "b", UP.role):
+        return padded_shape(p, "a" if buffer.role == "a" else "b")
     sizes = {"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes}
     return tuple(sizes[dim] for dim in buffer.dims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
@@ -77,9 +77,14 @@ def run_matmul(
     stream: tuple[int, int] = (0, 1),
     workspace: np.ndarray | None = None,
     raster_order: int = 0,
+    others: Mapping[str, np.ndarray] | None = None,
+    scalars: Mapping[str, float] | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
-    """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n)."""
+    """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n).
+
+    `others`: what else the variant reads, by role, as it is stored; further results are written there.
+    """
     variant, tile = facts.variant, facts.variant.tile
     m, k = a.shape[1:] if variant.a_major == "k" else a.shape[:0:-1]
     n = b.shape[2] if variant.b_major == "n" else b.shape[1]
@@ -88,7 +93,8 @@ def run_matmul(
     memory = Memory()
     arrays = {"a": padded(a), "b": padded(b), "out": out}
     arrays |= {name: array for name, array in (("bias", bias), ("residual", residual)) if array is not None}
-    tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.mma_n)) * batch
+    arrays |= {name: padded(array) if name == "up" else array for name, array in (others or {}).items()}
+    tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.out_n)) * batch
     clusters = min(tiles, max_clusters or tiles)
     if tile.stream_k:
         clusters = max_clusters or tiles
@@ -101,6 +107,7 @@ def run_matmul(
     }
     values |= {f"ptr:{at[name]}": address for name, address in addresses.items() if name in at}
     values |= {"size:m": m, "size:n": n, "size:k": k, "size:batch": batch, "float:alpha": struct.pack("<f", alpha)}
+    values |= {f"float:{role}": struct.pack("<f", value) for role, value in (scalars or {}).items()}
     values |= {f"step:{at[name]}": int(array.shape[0] > 1) for name, array in (("a", a), ("b", b))}
     values |= {"int:raster_group": raster_group, "int:raster_along_n": raster_along_n}
     values |= {"int:raster_order": raster_order, "l2:a_l2": NORMAL, "l2:b_l2": NORMAL, "token": TOKEN}
@@ -145,5 +152,5 @@ def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch:
         activation_of(variant),
         variant.b_dtype,
         variant.c_major,
-        variant.has_residual,
+        bool(variant.moves.matrices),
     )

@@ -11,7 +11,7 @@ from cutlass import cute
 from jax_bwgemm.facts.arch import ARCHS, family_of
 from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes
 from jax_bwgemm.facts.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
-from jax_bwgemm.facts.variant import Variant, buffers, places, tensor_maps
+from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
 from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
 from jax_bwgemm.kernels.params import Hints, Sizes
@@ -21,7 +21,6 @@ from jax_bwgemm.kernels.sm100 import Sm100Gemm
 KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
 STREAM_PARAMS = ("stream_tiles", "stream_clusters", "workspace", "token")
 RANGES = {"raster_group": "[1..]", "raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers
-ROLES = {"a": "a", "b": "b", "c": "out", "r": "residual"}  # of the operands as the kernels call them
 
 
 def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
@@ -35,8 +34,8 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
         ptx=artifacts.PTX,
         entry=next(iter(compiled.kernel_info)),
         params=params(variant, gemm),
-        num_threads=num_threads(variant.tile, variant.target, variant.has_residual),
-        smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
+        num_threads=num_threads(variant.tile, variant.target, variant.moves),
+        smem_bytes=smem_bytes(variant.tile, variant.a_dtype, variant.out_dtype, arch, variant.moves),
         num_stages=gemm.stages,
         tmem_cols=tmem_cols(variant.tile) if family_of(variant.target).sums_in_tmem else 0,
         buffers=buffers(variant),
@@ -66,13 +65,20 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
 def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
     """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
     at = places(variant)
-    out = f"tma:{at['out']}" if variant.store == "tma" else f"ptr:{at['out']}"
-    residual = [f"tma:{at['residual']}"] if variant.has_residual else []
+    operands, results, matrices = _mapped(variant)
+    moved = [f"tma:{at[role]}" for role in operands]
+    moved += [f"{'tma' if variant.store == 'tma' else 'ptr'}:{at[role]}" for role in results]
+    moved += [f"tma:{at[role]}" for role in matrices]
     stream = STREAM_PARAMS if variant.tile.stream_k else ()
     named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
-    sources = f"tma:{at['a']}", f"tma:{at['b']}", out, *residual, *named, *epilogue
-    return tuple((source, leaf_bytes(source)) for source in sources)
+    return tuple((source, leaf_bytes(source)) for source in (*moved, *named, *epilogue))
+
+
+def _mapped(variant: Variant) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Roles of the operands, of the results, and of the matrices that the epilogue reads, as `Maps` has them."""
+    results = tuple(role for role, _ in variant.steps.results)
+    return ("a", *b_roles(variant)), results, tuple(x.role for x in variant.steps.operands if x.place == "mn")
 
 
 def _source(name: str, at: dict[str, int]) -> str:
@@ -90,14 +96,16 @@ def _source(name: str, at: dict[str, int]) -> str:
     return f"int:{name}{RANGES.get(name, '')}"
 
 
-def checked_maps(variant: Variant, dsl_boxes: dict[str, tuple[int, ...]]) -> tuple[TensorMap, ...]:
+def checked_maps(variant: Variant, dsl_boxes: tuple[tuple[int, ...], ...]) -> tuple[TensorMap, ...]:
     """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
     at, maps = places(variant), tensor_maps(variant)
     ours = {facts.buffer: facts.box for facts in maps}
-    for operand in "ab":
-        inner, outer, batch = ours[at[operand]]
-        ours[at[operand]] = (inner, outer * sharing_ctas(variant.tile, operand), batch)
-    theirs = {at[ROLES[operand]]: box for operand, box in dsl_boxes.items()}
+    operands, results, matrices = _mapped(variant)
+    for role in operands:
+        inner, outer, batch = ours[at[role]]
+        ours[at[role]] = (inner, outer * sharing_ctas(variant.tile, "a" if role == "a" else "b"), batch)
+    moved = *operands, *(results if variant.store == "tma" else ()), *matrices
+    theirs = {at[role]: box for role, box in zip(moved, dsl_boxes, strict=True)}
     if ours != theirs:
         raise RuntimeError(f"TMA requires boxes {ours} by buffer, got {theirs} from CuTeDSL")
     return maps

@@ -73,7 +73,7 @@ def why_broken(counts: dict[str, int], kernel: Variant | Repack) -> str | None:
 
 def _why_not_paired(counts: dict[str, int], variant: Variant) -> str | None:
     if variant.tile.cta_group == 2:
-        loads = () if variant.has_residual else ("UTMALDG",)  # each CTA of a pair loads a residual for itself
+        loads = () if variant.moves.matrices else ("UTMALDG",)  # each CTA of a pair loads a residual for itself
         for name in (mma_opcode(variant), "UTCBAR", *loads):
             if counts[name] != counts[f"{name}.2CTA"]:
                 return f"cta_group 2 requires every {name} to be .2CTA, got {counts[f'{name}.2CTA']} of {counts[name]}"
