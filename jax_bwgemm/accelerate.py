@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 
@@ -211,7 +212,7 @@ class _Rewriter:
         if chain.is_passed_over:
             return "XLA passes over what follows it anyway"
         params = self._params(dot, chain)
-        avals = [x.aval for x in dot.invars] + [operand.var.aval for operand in chain.operands]
+        avals = [x.aval for x in dot.invars] + [_bare(operand, []).aval for operand in chain.operands]
         view, problem = viewed(avals, **params)
         if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
             return reason
@@ -244,8 +245,8 @@ class _Rewriter:
     def _equations(self, eqns: list[JaxprEqn], chain: Chain) -> list[JaxprEqn]:
         """With one in the place of the chain's last."""
         dot, last = eqns[chain.members[0]], chain.members[-1]
-        casts: list[JaxprEqn] = []
-        operands = [_varying(operand, casts) for operand in chain.operands]
+        made: list[JaxprEqn] = []
+        operands = [_bare(operand, made) for operand in chain.operands]
         own = dot.replace(
             primitive=matmul_p if is_linear(chain.epilogue) else fused_matmul_p,
             invars=[*dot.invars, *operands],
@@ -256,7 +257,7 @@ class _Rewriter:
         def placed() -> Iterator[JaxprEqn]:
             for i, eqn in enumerate(eqns):
                 if i == last:
-                    yield from (*casts, own)
+                    yield from (*made, own)
                 elif i not in chain.members:
                     yield eqn
 
@@ -273,14 +274,17 @@ def _name(policy: Any) -> str:
     return str(getattr(policy, "__qualname__", policy))
 
 
-def _varying(operand: Operand, casts: list[JaxprEqn]) -> Var:
-    """The variable, cast as the chain's was; the equations are appended to `casts`."""
+def _bare(operand: Operand, made: list[JaxprEqn]) -> Var:
+    """The variable as the primitive takes it, varying as the chain's does; the equations are appended to `made`."""
     x: Any = operand.var
+    if operand.ones:
+        (squeeze,) = jax.make_jaxpr(lambda x: lax.squeeze(x, operand.ones))(x.aval).jaxpr.eqns
+        made.append(squeeze.replace(invars=[x]))
+        x = squeeze.outvars[0]
     for eqn in reversed(operand.casts):
         to: Any = eqn.outvars[0].aval
-        aval = reshape_aval(to, x.aval.shape).update(dtype=x.aval.dtype)
-        cast = Var(aval)
-        casts.append(eqn.replace(invars=[x], outvars=[cast]))
+        cast = Var(reshape_aval(to, x.aval.shape).update(dtype=x.aval.dtype))
+        made.append(eqn.replace(invars=[x], outvars=[cast]))
         x = cast
     found: Var = x
     return found

@@ -45,9 +45,11 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A variable; `casts`: equations that make it vary over mesh axes, the last first, to be repeated for it."""
+    """A variable without its dimensions `ones`, of size 1; `casts`: equations that make it vary over mesh axes, the last
+    first, to be repeated for it."""
 
     var: Any
+    ones: tuple[int, ...] = ()
     casts: tuple[Eqn, ...] = ()
 
 
@@ -72,7 +74,7 @@ def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Ch
             yield "what is in it is read elsewhere, too"
             continue
         try:
-            is_passed_over = all(i >= 0 and _is_pointwise(eqns[i]) for i in readers[out])
+            is_passed_over = all(i >= 0 and is_pointwise(eqns[i]) for i in readers[out])
             yield _chain(eqns, own, out, trees[out], makers, is_passed_over)
         except UnfusableError as error:
             yield str(error)
@@ -123,11 +125,11 @@ def _ancestors(out: Any, makers: Mapping[Any, int], trees: Mapping[Any, Tree], e
     return sorted(found)
 
 
-def _is_pointwise(eqn: Eqn) -> bool:
+def is_pointwise(eqn: Eqn) -> bool:
     """Whether XLA makes a pass over its operands of it, together with others."""
     if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call"):
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return all(map(_is_pointwise, inner.jaxpr.eqns))
+        return all(map(is_pointwise, inner.jaxpr.eqns))
     return eqn.primitive.name in _POINTWISE
 
 
@@ -135,27 +137,30 @@ def _chain(
     eqns: Sequence[Eqn], members: Sequence[int], out: Any, tree: Tree, makers: Mapping[Any, int], is_passed_over: bool
 ) -> Chain:
     dot = eqns[members[0]]
-    product = dot.outvars[0]
     a, b = dot.invars
     contraction = of_dot_general(a.aval.ndim, b.aval.ndim, dot.params["dimension_numbers"])
-    leaves = [leaf for leaf in _leaves(tree) if leaf.of is not product]
+    read = read_by(tree, dot.outvars[0], out.aval, contraction, eqns, makers)
+    return Chain(tuple(members), out, *read, is_passed_over)
+
+
+def read_by(
+    tree: Tree, product: Any, out: Any, contraction: Contraction, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
+    """The epilogue that computes `tree`, of the aval `out`, from the variable `product`: with its operands' modes, and
+    these. `makers`: of variables, the index of the equation. UnfusableError if there is none."""
     inputs, extras, operands = {Leaf(product): ACC}, {}, {}  # by role
-    for leaf in leaves:
-        operand, dims = _source(leaf.of, out.aval, eqns, makers)
-        place = "mn" if len(dims) == out.aval.ndim else "n"
-        role = _role(BIAS if place == "n" else RESIDUAL, [x.role for x in inputs.values()])
-        inputs[leaf] = Input(role, place)
-        extras[role], operands[role] = "".join(contraction.out[i] for i in dims), operand
+    for leaf in _leaves(tree):
+        if leaf.of is product:
+            continue
+        operand, dims = _source(leaf.of, out, eqns, makers)
+        modes = "".join(contraction.out[i] for i in dims)
+        place = "mn" if len(dims) == out.ndim else "m" if modes and set(modes) <= set(contraction.free_a) else "n"
+        role = _role(RESIDUAL if place == "mn" else BIAS, [x.role for x in inputs.values()])
+        inputs[leaf], extras[role], operands[role] = Input(role, place), modes, operand
     epilogue = epilogue_of(tree, inputs)
     roles = [x.role for x in epilogue.operands]
-    return Chain(
-        tuple(members),
-        out,
-        dataclasses.replace(contraction, extras=tuple(extras[role] for role in roles)),
-        epilogue,
-        tuple(operands[role] for role in roles),
-        is_passed_over,
-    )
+    whole = dataclasses.replace(contraction, extras=tuple(extras[role] for role in roles))
+    return whole, epilogue, tuple(operands[role] for role in roles)
 
 
 def _leaves(tree: Tree) -> tuple[Leaf, ...]:
@@ -174,8 +179,8 @@ def _role(like: Input, taken: Sequence[str]) -> str:
 
 
 def _source(x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]) -> tuple[Operand, tuple[int, ...]]:
-    """The smallest array of `out`'s dtype, no dimension of which is repeated, of which `x` is made by repeating it; and
-    the dimension of `out` that each of its own is. UnfusableError if there is none."""
+    """The smallest array of `out`'s dtype of which `x` is made by repeating it, and the dimension of `out` that each of
+    its own is, but those of size 1. UnfusableError if there is none."""
     dims: tuple[int | None, ...] = tuple(
         i if size == own else None for i, (size, own) in enumerate(zip(x.aval.shape, out.shape, strict=False))
     )
@@ -186,8 +191,9 @@ def _source(x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]) ->
     found: tuple[Operand, tuple[int, ...]] | None = None
     casts: tuple[Eqn, ...] = ()
     while True:
-        if x.aval.dtype == out.dtype and None not in dims:
-            found = Operand(x, casts), tuple(i for i in dims if i is not None)
+        if x.aval.dtype == out.dtype:
+            ones = tuple(j for j, i in enumerate(dims) if i is None)
+            found = Operand(x, ones, casts), tuple(i for i in dims if i is not None)
         eqn = eqns[makers[x]] if x in makers else None
         before = None if eqn is None else dims if eqn.primitive.name in _CASTS else _before(eqn, dims)
         if eqn is None or before is None or isinstance(eqn.invars[0], Literal):

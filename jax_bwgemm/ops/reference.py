@@ -44,7 +44,7 @@ def reference(
     """The primitives' results, from their operands and params."""
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
     is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
-    acc = dot(a, b, contraction, out_dtype if is_plain else acc_dtype, for_xla(precision), out_sharding)
+    acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, for_xla(precision), out_sharding)
     return (acc,) if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)
 
 
@@ -90,7 +90,7 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
-def dot(
+def _dot(
     a: jax.Array, b: jax.Array, contraction: Contraction, dtype: Any, precision: Any, out_sharding: Any
 ) -> jax.Array:
     """The operand of more free modes comes first, of as many that whose modes the result has first: XLA:CPU (jax 0.9 to

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Const, Epilogue, Input, Node
 from jax_bwgemm.facts.epilogue import OPS as KNOWN_OPS
 from jax_bwgemm.ops.reference import OPS
 
 MAX_SIZE = 256  # of a tree, in which what is used twice stands twice
 _COMMUTATIVE = ("add", "mul", "max", "min")
+_FLAG = "flag"  # of what is true: 1, else 0
+_MIRRORED = {"lt": "gt", "le": "ge"}
 _SAME = {"add_any": "add"}  # the sum of two cotangents
 _SPREADING = ("broadcast_in_dim", "pvary", "pcast")  # a constant is what it was
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -74,14 +75,30 @@ def tree_of(eqn: Any, args: Sequence[Tree], names: frozenset[str] | None = None)
     if name == "copy" or (name in _SPREADING and isinstance(args[0], float)):
         return args[0]
     if name == "convert_element_type":
-        dtypes = [str(x.aval.dtype) for x in (*eqn.invars, *eqn.outvars)]
-        if not isinstance(args[0], float) and not set(dtypes) <= set(_FLOATS):
-            raise UnfusableError(f"`{name}` from {dtypes[0]} to {dtypes[1]} is no operation of an epilogue")
-        return args[0]
-    if name not in names:
+        return _converted(args[0], *(str(x.aval.dtype) for x in (*eqn.invars, *eqn.outvars)))
+    if name not in names and _MIRRORED.get(name) not in names:
         raise UnfusableError(f"`{name}` is no operation of an epilogue")
+    if name in _MIRRORED:
+        return _checked(Call(_MIRRORED[name], tuple(args[::-1])))
+    if name == "select_n":
+        args = [_nonzero(args[0]), *args[1:]]
     own = [eqn.params[param] for param in _DECIDING.get(name, ())]
     return _checked(Call("_".join(map(str, (name, *own))), tuple(args)))
+
+
+def _converted(tree: Tree, given: str, dtype: str) -> Tree:
+    if given == "bool" and dtype in _FLOATS:
+        return Call(_FLAG, (tree,))
+    if not isinstance(tree, float) and not {given, dtype} <= set(_FLOATS):
+        raise UnfusableError(f"`convert_element_type` from {given} to {dtype} is no operation of an epilogue")
+    return tree
+
+
+def _nonzero(predicate: Tree) -> Tree:
+    """What is chosen by, in the one form: that a number is not 0."""
+    if isinstance(predicate, Call) and predicate.name == "ne" and predicate.args[1] == 0.0:
+        return predicate
+    return Call("ne", (Call(_FLAG, (predicate,)), 0.0))
 
 
 def trees_of(jaxpr: ClosedJaxpr, args: Sequence[Tree], names: frozenset[str] | None = None) -> list[Tree]:
@@ -160,31 +177,25 @@ def _names() -> frozenset[str]:
 
 def epilogue_of(tree: Tree, inputs: Mapping[Leaf, Input]) -> Epilogue:
     """The result `tree`, which reads `inputs`. UnfusableError names what is no operation of an epilogue."""
-    scalars: list[tuple[str, float]] = []
-
-    def scalar(value: float, is_scale: bool = False) -> Input:
-        taken = {x.role for x in inputs.values()} | {role for role, _ in scalars}
-        roles = [ALPHA.role] * is_scale + [f"scalar_{letter}" for letter in string.ascii_lowercase]
-        role = next((role for role in roles if role not in taken), None)
-        if role is None:
-            raise UnfusableError("an expression of more than 26 constants is no epilogue")
-        scalars.append((role, value))
-        return Input(role, "scalar")
+    scalars: dict[str, float] = {}
 
     def node(tree: Tree) -> Node:
         if isinstance(tree, float):
-            return scalar(tree)
+            return Const(tree)
         if isinstance(tree, Leaf):
             return inputs[tree]
         pattern, holes = _matched(tree)
         args = [holes[hole] for hole in pattern.holes]
         if pattern.op in _COMMUTATIVE and not _reads_acc(args[0], inputs):
             args.reverse()  # a chain reads the sums first
-        if pattern.op == "mul" and isinstance(args[1], float) and _is_acc(args[0], inputs):
-            return Apply("mul", (ACC, scalar(args[1], is_scale=True)))
+        by = args[-1]
+        if pattern.op == "mul" and isinstance(by, float) and _is_acc(args[0], inputs):
+            if scalars.setdefault(ALPHA.role, by) == by:  # a scale, which kernels take as a parameter
+                return Apply("mul", (ACC, ALPHA))
+            return Apply("mul", (ACC, Const(by)))
         return Apply(pattern.op, tuple(map(node, args)))
 
-    return Epilogue(node(tree), tuple(scalars))
+    return Epilogue(node(tree), tuple(scalars.items()))
 
 
 def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:

@@ -55,6 +55,7 @@ CHAINS = {
         lambda x, w, b: (jnp.dot(x, w, preferred_element_type=F32) + b.astype(F32)).astype(BF16),
         "bias",
     ),
+    "bias of a row": (lambda x, w, b: x @ w + jnp.reshape(b, (64, N // 64)).reshape(1, -1), "bias"),
     "relu": (lambda x, w, b: jax.nn.relu(x @ w + b), "bias_relu"),
     "gelu": (lambda x, w, b: jax.nn.gelu(x @ w + b), "bias_gelu"),
     "jitted": (lambda x, w, b: jax.jit(jax.nn.gelu)(x @ w + b), "bias_gelu"),
