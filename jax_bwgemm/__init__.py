@@ -9,9 +9,12 @@ from jax_bwgemm.dot_general import dot_general
 from jax_bwgemm.explain import Explanation, FunctionExplanation, explain
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.gated import gated_matmul
 from jax_bwgemm.install import install, installed, uninstall
 from jax_bwgemm.matmul import matmul
+from jax_bwgemm.mlp import gated_mlp, mlp
 from jax_bwgemm.ops import batching as _batching  # noqa: F401  registers the vmap rules
+from jax_bwgemm.ops import derivatives as _derivatives  # noqa: F401  registers how fused products are differentiated
 from jax_bwgemm.ops import lowering as _lowering  # noqa: F401  registers the platforms
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning, config
 from jax_bwgemm.runtime.record import Stats, stats
@@ -38,10 +41,13 @@ __all__ = [
     "dot_general",
     "explain",
     "export",
+    "gated_matmul",
+    "gated_mlp",
     "install",
     "installed",
     "matmul",
     "matmul_reduce_scatter",
+    "mlp",
     "stats",
     "uninstall",
 ]

@@ -157,7 +157,7 @@ def _matmul(
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
         return _matmul_by_xla(a, b, extras, **given)
-    contraction, (axes_a, axes_b) = _contraction(a.shape, b.shape, given["epilogue"])
+    contraction, (axes_a, axes_b) = contraction_of(a.shape, b.shape, given["epilogue"])
     a, b = (lax.squeeze(x, axes) if axes else x for x, axes in ((a, axes_a), (b, axes_b)))
     return fused_product(a, b, extras, contraction=contraction, settings=settings, **given)[0]
 
@@ -167,7 +167,7 @@ _compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
 
 def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
     """The `Problem` of a, b and what the epilogue names, of which only shapes and dtypes are read."""
-    contraction, axes = _contraction(operands[0].shape, operands[1].shape, params["epilogue"])
+    contraction, axes = contraction_of(operands[0].shape, operands[1].shape, params["epilogue"])
     shapes = [jnp.shape(x) for x in operands]
     for i in range(2):
         shapes[i] = tuple(size for j, size in enumerate(shapes[i]) if j not in axes[i])
@@ -176,7 +176,7 @@ def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
 
 
 @functools.lru_cache(maxsize=1024)
-def _contraction(a: Shape, b: Shape, epilogue: Epilogue) -> tuple[Contraction, tuple[tuple[int, ...], tuple[int, ...]]]:
+def contraction_of(a: Shape, b: Shape, epilogue: Epilogue) -> tuple[Contraction, tuple[Shape, Shape]]:
     """With what the epilogue reads, along n or in all modes; and the axes of a and b that only stretch."""
     matmul_shape(a, b)
     found, *axes = of_matmul(a, b)
@@ -268,4 +268,4 @@ def _matmul_by_xla(
         return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
     acc_dtype = jnp.float32 if is_fp8 else jnp.promote_types(out_dtype, jnp.float32)
     acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype, out_sharding=out_sharding)
-    return finish(acc, epilogue, extras, out_dtype)[0]
+    return finish((acc,), epilogue, extras, out_dtype)[0]

@@ -139,7 +139,7 @@ def _gather_forward(ring: Ring, a: Array, b: Array, extras: dict[str, Array]) ->
     chunks, outs = _gathered(ring, a, b, extras.get("bias"), activation=None, out_dtype=dtype)
     argument = ring.whole(outs)
     epilogue = chain(activation=activation, has_residual=bool(added))
-    out = jax.tree.map(lambda x: finish(_wide(x), epilogue, added, ring.out_dtype)[0], argument)
+    out = jax.tree.map(lambda x: finish((_wide(x),), epilogue, added, ring.out_dtype)[0], argument)
     return out, (chunks, b, argument, names)
 
 
@@ -159,7 +159,7 @@ def _slope_times(activation: str, argument: Array, ct: Array) -> Array:
     """The cotangent of an activation's argument, in its dtype."""
     wide = _wide(ct)
     f = functools.partial(finish, epilogue=chain(activation=activation), operands=(), out_dtype=wide.dtype)
-    (ct,) = jax.vjp(lambda x: f(_wide(x))[0], argument)[1](wide)
+    (ct,) = jax.vjp(lambda x: f((_wide(x),))[0], argument)[1](wide)
     return ct
 
 

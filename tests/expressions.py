@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -23,6 +24,7 @@ OPS: dict[str, Callable[..., np.ndarray]] = {
     "log": np.log,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "gt": lambda x, y: (x > y).astype(np.float64),
     "ge": lambda x, y: (x >= y).astype(np.float64),
     "eq": lambda x, y: (x == y).astype(np.float64),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jax_bwgemm.bench.cases import Case
-from jax_bwgemm.facts.epilogue import Input, Node
+from jax_bwgemm.facts.epilogue import Const, Input, Node
 
 NUM_ROWS, NUM_COLS = 64, 512  # of the result; float64 of all 8192x8192x8192 would take minutes, and elements are alike
 
@@ -56,6 +56,8 @@ def evaluate(node: Node, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """An epilogue's expression in float64, of inputs by their roles."""
     if isinstance(node, Input):
         return known[node.role]
+    if isinstance(node, Const):
+        return np.asarray(node.value)
     return FLOAT64[node.op](*(evaluate(arg, known) for arg in node.args))
 
 

@@ -15,12 +15,14 @@ class Contraction:
 
     A mode of both operands is summed, or a batch if the result has it; one of a single operand is free, and the result
     has it. The result's modes stand in any order. `extras`: those of the epilogue's operands, some of the result's.
+    `num_bs`: of a gated product 2, which both have b's modes.
     """
 
     a: str
     b: str
     out: str
     extras: tuple[str, ...] = ()
+    num_bs: int = 1
 
     def __post_init__(self) -> None:
         a, b, out = set(self.a), set(self.b), set(self.out)
@@ -30,11 +32,16 @@ class Contraction:
             raise ValueError(f"a contraction requires a result of all free modes and no unknown ones, got {self}")
 
     def __str__(self) -> str:
-        return f"{','.join((self.a, self.b, *self.extras))}->{self.out}"
+        return f"{','.join(self.operands)}->{self.out}"
 
     @property
     def operands(self) -> tuple[str, ...]:
-        return (self.a, self.b, *self.extras)
+        return (*self.factors, *self.extras)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Of a and every b."""
+        return (self.a, *[self.b] * self.num_bs)
 
     @property
     def summed(self) -> str:
@@ -54,7 +61,7 @@ class Contraction:
 
     @property
     def product(self) -> Contraction:
-        """Without an epilogue's operands."""
+        """Of a and one b, without an epilogue's operands."""
         return Contraction(self.a, self.b, self.out)
 
     @property

@@ -45,6 +45,7 @@ _ARITHMETIC = {
     "log": Op(1, 1, 1),
     "sqrt": Op(1, 1, 1, 4),
     "rsqrt": Op(1, 1, 1, 4),
+    "erf": Op(1, 1, 1, 20),
     "gt": Op(2),  # 1 where the first is greater, else 0
     "ge": Op(2),
     "eq": Op(2),
@@ -208,7 +209,7 @@ def steps(node: Node) -> tuple[Apply, ...] | None:
     """From the sums outwards, if each operation takes what the one before gave and nothing else but inputs."""
     found: list[Apply] = []
     while isinstance(node, Apply):
-        if not all(isinstance(arg, Input) and arg.place != "acc" for arg in node.args[1:]):
+        if not all(isinstance(arg, Input) and arg != ACC for arg in node.args[1:]):
             return None
         found.append(node)
         node = node.args[0]
@@ -234,9 +235,12 @@ def in_place(epilogue: Epilogue) -> tuple[Apply, ...] | None:
 
 def label(node: Node) -> str:
     """Readable, of a chain: the roles of what is added or multiplied, and the operations. A digest, of all else."""
+    if node == UP:
+        return UP.role
     found, names = steps(node), []
     for step in found or ():
         known = {"scale": ("mul", (ALPHA,)), "bias": ("add", (BIAS,)), "residual": ("add", (RESIDUAL,))}
+        known["gate"] = "mul", (UP,)
         own = step.op, tuple(_upright(arg) for arg in step.args[1:])
         names.append(next((name for name, what in known.items() if what == own), step.op if not own[1] else ""))
     if found is None or "" in names:
@@ -255,6 +259,15 @@ def split(epilogue: Epilogue) -> tuple[Epilogue, Epilogue]:
     first = next((i for i, step in enumerate(found) if not _is_affine(step)), len(found))
     inner, outer = (_of_steps(part) for part in (found[:first], found[first:]))
     return Epilogue(inner, epilogue.scalars), Epilogue(outer)
+
+
+def unfused(epilogue: Epilogue) -> tuple[Epilogue, Epilogue]:
+    """What a product has, and what follows it in a pass of its own, whose sums are its result. A product alone, if its
+    result need not be rounded; what goes into a function, if that is wanted, rounded, beside the function's result."""
+    inner, outer = split(Epilogue(epilogue.out, epilogue.scalars))
+    if len(epilogue.seconds) == 1 and epilogue.seconds[0][1] == inner.out and not epilogue.is_gated:
+        return inner, Epilogue(outer.out, seconds=((epilogue.seconds[0][0], ACC),))
+    return Epilogue(), epilogue
 
 
 def _is_affine(step: Apply) -> bool:

@@ -62,6 +62,15 @@ HOPPER_PROMOTED = (
     Tile(128, 128, cluster_m=2, promoted=True),
     Tile(128, 128, promoted=True),
 )
+HOPPER_GATED = (
+    Tile(128, 256, cluster_m=2, gated=True),
+    Tile(128, 256, gated=True),
+    Tile(256, 128, cluster_m=2, gated=True),
+    Tile(128, 128, cluster_m=2, pingpong=True, gated=True),
+    Tile(128, 128, gated=True),
+    Tile(64, 256, gated=True),
+    Tile(64, 128, gated=True),
+)
 HOPPER_NARROW_BASE = (
     Tile(128, 16),
     Tile(128, 32),
@@ -133,6 +142,13 @@ BLACKWELL = (
     Tile(128, 128, cluster_k=4),
     Tile(128, 64, cluster_k=8),
 )
+BLACKWELL_GATED = (
+    Tile(256, 256, cta_group=2, cluster_m=2, gated=True),
+    Tile(256, 128, cta_group=2, cluster_m=2, gated=True),
+    Tile(128, 256, gated=True),
+    Tile(128, 128, gated=True),
+    Tile(64, 128, gated=True),
+)
 BLACKWELL_NARROW = (
     Tile(128, 16),
     Tile(128, 32),
@@ -143,8 +159,8 @@ BLACKWELL_NARROW = (
 )
 
 SHIPPED_TILES = {
-    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED),
-    "blackwell": BLACKWELL,
+    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED),
+    "blackwell": (*BLACKWELL, *BLACKWELL_GATED),
 }  # for any product, as 2-byte operands have them: `k_tile` follows the dtype
 NARROW_TILES = {
     "hopper": (*HOPPER_NARROW_BASE, *HOPPER_NARROW_FURTHER),

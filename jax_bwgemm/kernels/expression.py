@@ -3,8 +3,10 @@ it once. `epilogue` has the chains that need no other registers than the sums'."
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cutlass
@@ -38,6 +40,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "log": lambda x: cute.math.log2(x, approx=True) * math.log(2.0),
     "sqrt": lambda x: cute.math.sqrt(x),
     "rsqrt": lambda x: cute.math.rsqrt(x, approx=True),
+    "erf": cute.math.erf,
     "gt": lambda x, y: _flag(x > y),
     "ge": lambda x, y: _flag(x >= y),
     "eq": lambda x, y: _flag(x == y),
@@ -90,15 +93,14 @@ class Expression:
         for x, sums in zip((facts.ACC, facts.UP), box.sums, strict=False):
             known[x] = sums.__getitem__
         for role, _ in self.epilogue.scalars:
-            known[Input(role, "scalar")] = lambda i, role=role: args[role]
-        for x, own in zip(self.along, loaded, strict=True):
-            places = {i: (run, j) for run in range(len(box.runs)) for line in box.runs[run].lines
-                      for j, i in enumerate(line)}  # fmt: skip
-            known[x] = lambda i, own=own, places=places: Float32(own[places[i][0]][places[i][1]])
+            known[Input(role, "scalar")] = functools.partial(_same, args[role])
+        places = {i: at for at, own in enumerate(box.runs) for i in _indices(own)}
+        for x, runs in zip(self.along, loaded, strict=True):
+            known[x] = functools.partial(_along, box.runs, runs, places)
         for x in self.across:
             known[x] = self._across(args[x.role], box).__getitem__
         for x, terms in zip(self.matrices, box.matrices(), strict=True):
-            known[x] = lambda i, terms=terms: Float32(terms[i])
+            known[x] = functools.partial(_float, terms)
         return known
 
     def _across(self, vector: cute.Pointer, box: Box) -> dict[int, Any]:
@@ -109,6 +111,25 @@ class Expression:
             value = Float32(cute.make_tensor(vector + at, cute.make_layout(1))[0])
             found |= {i: value for run in box.runs for i in run.lines[line]}
         return found
+
+
+def _same(value: Any, _: int) -> Any:
+    return value
+
+
+def _float(values: Any, i: int) -> Any:
+    return Float32(values[i])
+
+
+def _indices(run: Run) -> Iterator[int]:
+    return itertools.chain.from_iterable(run.lines)
+
+
+def _along(runs: tuple[Run, ...], loaded: Any, places: dict[int, int], i: int) -> Any:
+    """Of the value i, what was loaded for its place along the contiguous dimension; `places`: its run."""
+    at = places[i]
+    line = next(line for line in runs[at].lines if i in line)
+    return Float32(loaded[at][line.index(i)])
 
 
 def epilogue_of(epilogue: facts.Epilogue, c_major: str, is_coarse: bool) -> Chain | Expression:

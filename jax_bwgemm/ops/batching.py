@@ -28,9 +28,11 @@ def _matmul_batch_rule(args: Any, dims: Dims, **params: Any) -> Any:
 
 
 def _fused_matmul_batch_rule(args: Any, dims: Dims, **params: Any) -> Any:
-    if dims[:2] == (None, None):
+    count = len(params["contraction"].factors)
+    if all(dim is None for dim in dims[:count]):
         outs = _mapped_epilogue(args, dims, **params)
         return outs, (0,) * len(outs)
+    args, dims = _alike(args, dims, count)
     wider, dim = _widened_params(args, dims, params)
     outs = fused_product(args[0], args[1], args[2:], **wider)
     return outs, (dim,) * len(outs)
@@ -39,14 +41,30 @@ def _fused_matmul_batch_rule(args: Any, dims: Dims, **params: Any) -> Any:
 def _mapped_epilogue(
     args: Any, dims: Dims, *, contraction: Contraction, epilogue: Epilogue, out_dtype: Any, **params: Any
 ) -> tuple[jax.Array, ...]:
-    """Of one product, in float32."""
+    """Of one product, in float32; of a gated one, two."""
     params |= {"contraction": contraction.product, "epilogue": Epilogue(), "out_dtype": jnp.dtype("float32")}
-    acc = product(*args[:2], **params)
+    count = len(contraction.factors)
+    sums = tuple(product(args[0], b, **params) for b in args[1:count])
 
     def finished(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return finish(acc, epilogue, aligned(operands, contraction), out_dtype)
+        return finish(sums, epilogue, aligned(operands, contraction), out_dtype)
 
-    return jax.vmap(finished, dims[2:])(*args[2:])
+    return jax.vmap(finished, dims[count:])(*args[count:])
+
+
+def _alike(args: Any, dims: Dims, count: int) -> tuple[Any, Dims]:
+    """With every b mapped where the first that is mapped is: they have the same modes."""
+    dim = next((dim for dim in dims[1:count] if dim is not None), None)
+    if dim is None or all(own == dim for own in dims[1:count]):
+        return args, dims
+    size = next(x.shape[own] for x, own in zip(args, dims, strict=True) if own is not None)
+    bs = [
+        jnp.broadcast_to(jnp.expand_dims(x, dim), (*x.shape[:dim], size, *x.shape[dim:]))
+        if own is None
+        else jnp.moveaxis(x, own, dim)
+        for x, own in zip(args[1:count], dims[1:count], strict=True)
+    ]
+    return [args[0], *bs, *args[count:]], (dims[0], *[dim] * (count - 1), *dims[count:])
 
 
 def _widened_params(args: Any, dims: Dims, params: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -62,13 +80,14 @@ def _widened_params(args: Any, dims: Dims, params: dict[str, Any]) -> tuple[dict
 def widened(contraction: Contraction, dims: Dims) -> tuple[Contraction, int]:
     """With one mode more, at `dims` of those operands that have it; and where the result does."""
     mode = contraction.free_mode()
-    a, b, *extras = (
+    a, b, *others = (
         modes if dim is None else modes[:dim] + mode + modes[dim:]
         for modes, dim in zip(contraction.operands, dims, strict=True)
     )
     at = _place(contraction, a, b, mode)
     out = contraction.out[:at] + mode + contraction.out[at:]
-    return dataclasses.replace(contraction, a=a, b=b, out=out, extras=tuple(extras)), at
+    extras = tuple(others[contraction.num_bs - 1 :])
+    return dataclasses.replace(contraction, a=a, b=b, out=out, extras=extras), at
 
 
 def _place(contraction: Contraction, a: str, b: str, mode: str) -> int:

@@ -14,13 +14,13 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.epilogue import Epilogue, unfused
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.calls import custom_call
 from jax_bwgemm.ops.origins import may_be_in_loop, named, users_line
 from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
-from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
+from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p, product
 from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
 from jax_bwgemm.ops.repeats import Emitted
@@ -82,11 +82,13 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A product that XLA computes, and why; and whether it computes all others, too."""
+    """A product that XLA computes, and why; whether it computes all others, too. A gated product `is_composed` where
+    kernels may still compute its two."""
 
     problem: Problem
     reason: str
     is_everywhere: bool = False
+    is_composed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,9 @@ class Choice:
 def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], made: Sequence[Any] | Refused) -> Any:
     if not isinstance(made, Refused):
         return made
+    if made.is_composed:
+        note_refused(made)
+        return _composed(ctx, operands, params)
     if not made.problem.is_empty:
         note_refused(made)
         where = users_line()
@@ -192,7 +197,7 @@ def _chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> Choice | Refus
         return Refused(asked.problem, reason)
     attempt = choose(asked, _seen(ctx, asked))
     if attempt.entry is None:
-        return Refused(attempt.route.problem, attempt.reason or "")
+        return Refused(attempt.route.problem, attempt.reason or "", is_composed=attempt.is_composed)
     return Choice(attempt, view, before)
 
 
@@ -215,16 +220,17 @@ def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice
     """`emit` makes the kernel's call, of operands in the kernel's order."""
     _note_kernel(choice)
     attempt, view = choice.attempt, choice.view
-    is_fused = view.fuses and attempt.is_fused
-    own, epilogue = (ctx, params["epilogue"]) if is_fused else (_of_product(ctx), Epilogue())
-    contraction = params["contraction"] if is_fused else params["contraction"].product
-    results = _call(Taker(own, contraction, epilogue, view, choice.before), operands, attempt, params["settings"], emit)
-    return results if is_fused else _finish(ctx, results, own.avals_out, operands[2:], params)
+    taker, outer = Taker(ctx, params["contraction"], params["epilogue"], view, choice.before), None
+    if not (view.fuses and attempt.is_fused):
+        inner, outer = unfused(params["epilogue"]) if view.fuses else (Epilogue(), params["epilogue"])
+        taker = dataclasses.replace(taker, ctx=_of_product(ctx, inner, outer), **_without(params, inner))
+    results = _call(taker, operands, attempt, params["settings"], emit)
+    return results if outer is None else _finish(ctx, results, taker.ctx.avals_out, operands[2:], params, inner, outer)
 
 
 def _asked(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, Asked]:
     """How a kernel sees the operands, and what is asked for them."""
-    a_modes, b_modes = (source.modes if source else None for source in before)
+    a_modes, b_modes = (source.modes if source else None for source in before[:2])
     view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
     settings, posed = params["settings"], problem if view.fuses else (alone(problem) or problem)
     compiles = settings.compile_missing == "auto"
@@ -242,7 +248,7 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
         return Refused(asked.problem, reason)
     likely = expected(asked)
     if likely.entry is None and not likely.is_missing:
-        return Refused(likely.route.problem, likely.reason or "")
+        return Refused(likely.route.problem, likely.reason or "", is_composed=likely.is_composed)
     if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
         _note_whole(likely)
     ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)
@@ -276,19 +282,43 @@ def _profiled_name(attempt: Attempt) -> str:
     return f"gemm_{batch}{p.m}x{p.n}x{p.k}_{attempt.entry.variant.tile}"
 
 
-def _of_product(ctx: Any) -> Any:
-    """The context of a product alone, which has the first two operands and a float32 result."""
-    return ctx.replace(avals_in=ctx.avals_in[:2], avals_out=[ctx.avals_out[0].update(dtype=jnp.dtype("float32"))])
+def _of_product(ctx: Any, inner: Epilogue, outer: Epilogue) -> Any:
+    """The context of a product with the first part of an epilogue: of its first operands, and one result, in float32
+    unless it is itself a result."""
+    out = ctx.avals_out[0] if outer.seconds else ctx.avals_out[0].update(dtype=jnp.dtype("float32"))
+    return ctx.replace(avals_in=ctx.avals_in[: 2 + len(inner.operands)], avals_out=[out])
 
 
-def _finish(ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dict[str, Any]) -> Any:
-    """XLA's epilogue of a kernel's float32."""
+def _without(params: dict[str, Any], inner: Epilogue) -> dict[str, Any]:
+    extras = params["contraction"].extras[: len(inner.operands)]
+    return {"contraction": dataclasses.replace(params["contraction"], extras=extras), "epilogue": inner}
+
+
+def _finish(
+    ctx: Any, acc: Any, acc_avals: Any, rest: Sequence[Any], params: dict[str, Any], inner: Epilogue, outer: Epilogue
+) -> Any:
+    """XLA's part of an epilogue, of what a kernel has made of the rest."""
+    known = params["epilogue"].operands
 
     def finished(acc: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
-        return finish(acc, params["epilogue"], aligned(rest, params["contraction"]), params["out_dtype"])
+        values = dict(zip(known, aligned(rest, params["contraction"]), strict=True))
+        own = [values[x] for x in outer.operands]
+        return finish((acc.astype(jnp.float32),), outer, own, params["out_dtype"])
 
     own = ctx.replace(avals_in=[*acc_avals, *ctx.avals_in[2:]])
     return mlir.lower_fun(finished, multiple_results=True)(own, *acc, *rest)
+
+
+def _composed(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """A gated product as two, each with its own choice, and XLA's pass over both."""
+
+    def composed(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        count = len(params["contraction"].factors)
+        own = params | {"contraction": params["contraction"].product, "epilogue": Epilogue(), "tile": None}
+        sums = [product(operands[0], b, **own).astype(jnp.float32) for b in operands[1:count]]
+        return finish(sums, params["epilogue"], aligned(operands[count:], params["contraction"]), params["out_dtype"])
+
+    return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
 
 
 def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:

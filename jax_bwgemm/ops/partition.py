@@ -199,9 +199,9 @@ class _Partition:
             return NamedSharding(mesh, PartitionSpec(*(placement[mode] or None for mode in modes)))
 
         out = sharding(contraction.out, found.result)
-        pair = [sharding(modes, found.operands) for modes in contraction.operands[:2]]
+        factors = [sharding(modes, found.operands) for modes in contraction.factors]
         extras = [sharding(modes, found.result) for modes in contraction.extras]
-        return mesh, local, (out,) * len(results), (*pair, *extras)
+        return mesh, local, (out,) * len(results), (*factors, *extras)
 
 
 def _placement(modes: str, x: Any) -> Placement:
@@ -212,21 +212,22 @@ def _placement(modes: str, x: Any) -> Placement:
 
 def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, Any]) -> tuple[jax.Array, ...]:
     """The results of a device, of its shards."""
-    a, b, *extras = map(_aligned, operands)
+    a, b, *others = map(_aligned, operands)
     params = params | {"out_sharding": None}
     if not division.summed:
-        return fused_product(a, b, extras, **params)
+        return fused_product(a, b, others, **params)
     contraction: Contraction = params["contraction"]
+    bs, extras = (b, *others[: contraction.num_bs - 1]), others[contraction.num_bs - 1 :]
     epilogue, out_dtype, is_scaled = params["epilogue"], params["out_dtype"], is_linear(params["epilogue"])
     own = params | {
         "contraction": contraction.product,
         "out_dtype": sum_dtype(out_dtype, params["settings"].partial_sums),
     }
-    partial = product(a, b, **own | {"epilogue": epilogue if is_scaled else Epilogue()})
-    acc = _added(partial, division, contraction)
+    partials = [product(a, b, **own | {"epilogue": epilogue if is_scaled else Epilogue()}) for b in bs]
+    sums = [_added(partial, division, contraction) for partial in partials]
     if is_scaled:
-        return finish(acc, Epilogue(), (), out_dtype) if acc.dtype != out_dtype else (acc,)
-    return finish(acc.astype(jnp.float32), epilogue, aligned(extras, contraction), out_dtype)
+        return finish(sums, Epilogue(), (), out_dtype) if sums[0].dtype != out_dtype else tuple(sums)
+    return finish([acc.astype(jnp.float32) for acc in sums], epilogue, aligned(extras, contraction), out_dtype)
 
 
 def _aligned(x: jax.Array) -> jax.Array:

@@ -11,14 +11,30 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.facts.epilogue import Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import ACC, UP, Const, Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.ops.precision import for_xla
 from jax_bwgemm.ops.shape_rules import reordered
 
 OPS: dict[str, Callable[..., jax.Array]] = {
     "add": lambda x, y: jnp.add(*_alike(x, y)),
+    "sub": lambda x, y: jnp.subtract(*_alike(x, y)),
     "mul": lambda x, y: jnp.multiply(*_alike(x, y)),
+    "div": lambda x, y: jnp.divide(*_alike(x, y)),
+    "max": lambda x, y: jnp.maximum(*_alike(x, y)),
+    "min": lambda x, y: jnp.minimum(*_alike(x, y)),
+    "neg": jnp.negative,
+    "abs": jnp.abs,
+    "square": jnp.square,
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
+    "erf": lax.erf,
+    "gt": lambda x, y: _flag(jnp.greater(*_alike(x, y)), x, y),
+    "ge": lambda x, y: _flag(jnp.greater_equal(*_alike(x, y)), x, y),
+    "eq": lambda x, y: _flag(jnp.equal(*_alike(x, y)), x, y),
+    "where": lambda x, y, z: jnp.where(x != 0, *_alike(y, z)),
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
@@ -42,10 +58,12 @@ def reference(
     **_: Any,
 ) -> tuple[jax.Array, ...]:
     """The primitives' results, from their operands and params."""
+    others, operands = operands[: contraction.num_bs - 1], operands[contraction.num_bs - 1 :]
     acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
     is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
-    acc = _dot(a, b, contraction, out_dtype if is_plain else acc_dtype, for_xla(precision), out_sharding)
-    return (acc,) if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)
+    dtype = out_dtype if is_plain else acc_dtype
+    sums = tuple(_dot(a, x, contraction, dtype, for_xla(precision), out_sharding) for x in (b, *others))
+    return sums if is_plain else finish(sums, epilogue, aligned(operands, contraction), out_dtype)
 
 
 def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax.Array]:
@@ -59,11 +77,16 @@ def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax
     return found
 
 
-def finish(acc: jax.Array, epilogue: Epilogue, operands: Sequence[jax.Array], out_dtype: Any) -> tuple[jax.Array, ...]:
-    """All results of `epilogue`, in `acc`'s dtype and rounded once. `operands` in its order; they broadcast."""
+def finish(
+    sums: Sequence[jax.Array], epilogue: Epilogue, operands: Sequence[jax.Array], out_dtype: Any
+) -> tuple[jax.Array, ...]:
+    """All results of `epilogue`, in the dtype of the `sums` (of each b) and rounded once. `operands` in its order; they
+    broadcast."""
+    dtype = sums[0].dtype
     known: dict[str, Any] = {x.role: value for x, value in zip(epilogue.operands, operands, strict=True)}
-    known = {role: value.astype(acc.dtype) for role, value in known.items()}
-    known |= {role: jnp.asarray(value, acc.dtype) for role, value in epilogue.scalars} | {"acc": acc}
+    known = {role: value.astype(dtype) for role, value in known.items()}
+    known |= {role: jnp.asarray(value, dtype) for role, value in epilogue.scalars}
+    known |= {x.role: acc for x, acc in zip((ACC, UP), sums, strict=False)}
     return tuple(round_to(evaluate(node, known), out_dtype) for _, node in epilogue.results)
 
 
@@ -71,7 +94,13 @@ def evaluate(node: Node, known: Mapping[str, jax.Array]) -> jax.Array:
     """`node` of inputs by their roles."""
     if isinstance(node, Input):
         return known[node.role]
+    if isinstance(node, Const):
+        return jnp.asarray(node.value, next(iter(known.values())).dtype)
     return OPS[node.op](*(evaluate(arg, known) for arg in node.args))
+
+
+def _flag(is_true: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return is_true.astype(jnp.result_type(x, y))
 
 
 def _alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -38,12 +38,14 @@ class Source:
     modes: str
 
 
-Sources = tuple[Source | None, Source | None]  # of a and b
+Sources = tuple[Source | None, ...]  # of a and of every b
 
 
 def sources(operands: Sequence[Any], contraction: Contraction) -> Sources:
-    a, b = (_source(x, modes) for x, modes in zip(operands[:2], contraction.operands[:2], strict=True))
-    return a, b
+    """Of two b, if both are transposes alike: they are read in one way."""
+    a, *bs = (_source(x, modes) for x, modes in zip(operands, contraction.factors, strict=False))
+    alike = len({source and source.modes for source in bs}) == 1
+    return a, *(bs if alike else [None] * len(bs))
 
 
 def _source(value: Any, modes: str) -> Source | None:
@@ -56,6 +58,8 @@ def whole_sources(
 ) -> tuple[Any, list[Any], Contraction]:
     """The same product of what is `taken` in the place of a or b: its context, operands and contraction. Only where
     that has the operand's dimensions, whose shardings are known, and no more than some of size 1 between."""
+    if contraction.num_bs > 1:  # whose modes are one's: they are taken as they are given
+        return ctx, list(operands), contraction
     avals, values, modes = list(ctx.avals_in), list(operands), list(contraction.operands[:2])
     for i, source in enumerate(taken):
         if source is None:
@@ -83,12 +87,13 @@ class Taker:
 
     def take(self, route: Route, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
         """(values, avals) of the kernel's operands, the way that `route` says."""
-        pairs = [self._take(route, i, operands, repack) for i in range(2)]
-        places = zip(self.epilogue.operands, self.contraction.extras, operands[2:], self.ctx.avals_in[2:], strict=True)
-        for x, modes, value, aval in places:
-            whole, shape = (
-                (self.view.column_modes, (self.view.n,)) if x.place == "n" else (self.view.out, self._result_shape)
-            )
+        count = len(self.contraction.factors)
+        pairs = [self._take(route, i, operands, repack) for i in range(count)]
+        others = operands[count:], self.ctx.avals_in[count:]
+        view = self.view
+        spans = {"m": (view.row_modes, (view.m,)), "n": (view.column_modes, (view.n,))}
+        for x, modes, value, aval in zip(self.epilogue.operands, self.contraction.extras, *others, strict=True):
+            whole, shape = spans.get(x.place, (view.out, self._result_shape))
             pairs.append(self._as(_aligned(self.ctx, value, aval), aval, modes, whole, shape))
         return [value for value, _ in pairs], [aval for _, aval in pairs]
 
@@ -115,9 +120,11 @@ class Taker:
         return dict(sizes_of(self.contraction, self.ctx.avals_in))
 
     def _take(self, route: Route, i: int, operands: Sequence[Any], repack: EmitRepack) -> tuple[Any, Any]:
+        """Of the `i`-th factor as the kernel has them: every one but the first is read as the second is."""
         ctx, idx = self.ctx, 1 - i if self.view.flips else i
-        way = (self.view.rows, self.view.columns)[i][int(route.from_source[i])]
         value, aval, modes = operands[idx], ctx.avals_in[idx], self.contraction.operands[idx]
+        i = min(i, 1)
+        way = (self.view.rows, self.view.columns)[i][int(route.from_source[i])]
         if way.moves:
             value, given = self._as(value, aval, modes, way.order, way.shape)
         else:

@@ -20,7 +20,7 @@ from typing import Any
 from jax_bwgemm import _files
 from jax_bwgemm._files import FileError, Stamp
 from jax_bwgemm._version import __version__
-from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.epilogue import Epilogue, Moves
 from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
 
 FORMAT = 1
@@ -73,10 +73,11 @@ def key(problem: Problem) -> str:
 
 def stand_in(problem: Problem) -> Problem | None:
     """The product alone, if its times hold for `problem` as well: a bias, a relu or a scale is arithmetic on a result
-    that is in registers already. Not so a residual, which loads another operand, or a gate, which takes of some tiles'
-    time and not of others'."""
-    takes_time = any(op.coarse or op.fine or op.instructions for op in problem.epilogue.ops())
-    if problem.epilogue.has_residual or problem.epilogue.seconds or takes_time:
+    that is in registers already. Not so matrices and further results, which are moved, a second b, or a gate, which
+    takes of some tiles' time and not of others'."""
+    epilogue = problem.epilogue
+    takes_time = any(op.coarse or op.fine or op.instructions for op in epilogue.ops())
+    if epilogue.moves != Moves() or epilogue.is_gated or takes_time:
         return None
     return dataclasses.replace(problem, epilogue=Epilogue())
 

@@ -40,8 +40,8 @@ class Way:
 @dataclasses.dataclass(frozen=True)
 class View:
     """`rows` and `columns`: the ways of the two operands, the first that is taken, the second under the other major if
-    that can be had for nothing. `flips`: b has the rows. `out`: the modes of (l, m, n); `column_modes`: those of n.
-    `fuses`: all vectors that the epilogue reads can be made vectors of n."""
+    that can be had for nothing. `flips`: b has the rows. `out`: the modes of (l, m, n); `row_modes`, `column_modes`:
+    those of m and of n. `fuses`: all vectors that the epilogue reads are vectors of m or n, as it says."""
 
     m: int
     n: int
@@ -51,6 +51,7 @@ class View:
     columns: tuple[Way, ...]
     flips: bool
     out: str
+    row_modes: str
     column_modes: str
     fuses: bool
 
@@ -95,7 +96,7 @@ def view(
     """The one that moves the fewest bytes.
 
     `sizes`: of each mode. `sources`: the modes of a and of b from before a transpose, in the order in which they lie
-    there. `places`: where the epilogue has its operands, "n" or "mn", in the order of `contraction.extras`.
+    there. `places`: where the epilogue has its operands, "m", "n" or "mn", in the order of `contraction.extras`.
     """
     known = dict(sizes)
     guess = {mode: size if isinstance(size, int) else GUESS for mode, size in known.items()}
@@ -105,8 +106,8 @@ def view(
         return "".join(mode for mode in modes if mode in real)
 
     a, b, out = kept(contraction.a), kept(contraction.b), kept(contraction.out)
-    own = Contraction(a, b, out, tuple(map(kept, contraction.extras)))
-    vectors = [modes for modes, place in zip(own.extras, places, strict=True) if place == "n"]
+    own = Contraction(a, b, out, tuple(map(kept, contraction.extras)), contraction.num_bs)
+    vectors = [(modes, place) for modes, place in zip(own.extras, places, strict=True) if place != "mn"]
     stored = [
         [modes, *(() if source is None else (kept(source),))] for modes, source in zip((a, b), sources, strict=True)
     ]
@@ -128,7 +129,8 @@ def _splits(own: Contraction) -> Iterator[_Split]:
         lead, rows, columns = out[:i], out[i:j], out[j:]
         if not batch <= set(lead):
             continue
-        for flips, (x, y) in enumerate(((own.free_a, own.free_b), (own.free_b, own.free_a))):
+        ways = (own.free_a, own.free_b), (own.free_b, own.free_a)
+        for flips, (x, y) in enumerate(ways[: 1 if own.num_bs > 1 else 2]):  # two b have no common rows
             if set(rows) <= set(x) and set(columns) <= set(y):
                 yield _Split(lead, rows, columns, bool(flips))
     free = ["".join(mode for mode in modes if mode in x) for modes, x in ((own.a, own.free_a), (own.b, own.free_b))]
@@ -146,7 +148,7 @@ def _of_split(
     split: _Split,
     summed: str,
     stored: Sequence[Sequence[str]],
-    vectors: Sequence[str],
+    vectors: Sequence[tuple[str, str]],
     guess: Sizes,
     known: Sizes,
     widths: Sequence[int],
@@ -156,11 +158,12 @@ def _of_split(
     rows, rows_bytes = _ways(stored[first], split.lead, split.rows, summed, guess, known, widths[first])
     columns, columns_bytes = _ways(stored[second], split.lead, split.columns, summed, guess, known, widths[second])
     out_elems = _size(own.out, guess)
-    fuses = all(set(modes) <= set(split.columns) for modes in vectors)
+    fuses = all(set(modes) <= set(split.columns if place == "n" else split.rows) for modes, place in vectors)
     price = rows_bytes + columns_bytes + 2 * out_elems * widths[2] * split.is_moved + 8 * out_elems * (not fuses)
     found = View(
         _size(split.rows, known), _size(split.columns, known), _size(summed, known), _size(split.lead, known),
-        rows, columns, split.flips, split.lead + split.rows + split.columns, split.columns, fuses,
+        rows, columns, split.flips, split.lead + split.rows + split.columns, split.rows, split.columns,
+        fuses,
     )  # fmt: skip
     return (price, _size(split.lead, guess), not split.columns, split.flips), found
 

@@ -25,7 +25,7 @@ from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST_NAME = "manifest.json"
 CUBIN, PTX = "cubin", "ptx.gz"  # suffixes of a kernel's files
 MOST_MANIFEST_BYTES = 2**26  # of 1600 kernels: 2**22

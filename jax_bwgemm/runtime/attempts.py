@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.epilogue import Epilogue, unfused
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.tile import Tile
@@ -60,8 +60,9 @@ class Attempt:
     """A rung, of which `plan` says what it would run.
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
-    `reason` says why. With one, `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. `us` is the
-    price: of the kernel and of all passes over device memory that go with it.
+    `reason` says why; of a gated product that `is_composed`, both its products are then chosen alone. With one,
+    `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. `us` is the price: of the kernel and of all
+    passes over device memory that go with it.
     """
 
     route: Route
@@ -69,6 +70,7 @@ class Attempt:
     entry: Entry | None = None
     is_fused: bool = True
     is_missing: bool = False
+    is_composed: bool = False
     us: float = 0.0
     reason: str | None = None
 
@@ -134,8 +136,14 @@ def asked_problems() -> Iterator[list[tuple[Problem, Arch]]]:
 
 
 def alone(problem: Problem) -> Problem | None:
-    """The product that XLA can finish: in float32, so that there is one rounding as ever. None where that is what was
-    asked, and of integers, which are not rounded."""
+    """The product that XLA can finish: in float32, so that there is one rounding as ever, or what goes into a function,
+    if that is a result. None where that is what was asked, of integers, which are not rounded, and of gated products,
+    which are two."""
+    inner, outer = unfused(problem.epilogue)
+    if problem.epilogue.is_gated:
+        return None
+    if outer.seconds:
+        return dataclasses.replace(problem, epilogue=inner)
     plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
     return None if plain == problem or problem.out_dtype == "int32" else plain
 
@@ -164,6 +172,8 @@ def _ladder(asked: Asked, arch: Arch | str, files: tuple[object, ...]) -> Ladder
     if not (fused.ready and (asked.tile or _is_as_good_as_any(fused.ready))):
         plain = alone(asked.problem)
         product = _rung(asked, plain, arch) if plain else None
+    if asked.problem.epilogue.is_gated:
+        return _of_gated(asked, arch, fused)
     return _in_order(asked, arch, fused, product or _Rung())
 
 
@@ -252,6 +262,27 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     if kernels and (reason := _why_xla(asked, kernels[0], first)):
         kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
+
+
+def _of_gated(asked: Asked, arch: Arch, fused: _Rung) -> Ladder:
+    """One kernel of both products, or each alone and XLA's pass over the two."""
+    problem = asked.problem
+    half = _rung(dataclasses.replace(asked, tile=None), dataclasses.replace(problem, epilogue=Epilogue()), arch)
+    refused = next(iter(fused.refused), Attempt(Route(problem), reason=fused.illegal))
+    kernels = [fused.ready] if fused.ready else list(fused.missing)
+    reason = refused.reason
+    if half.ready and fused.ready and not asked.tile:
+        elements = problem.batch * problem.m * problem.n
+        planes = problem.num_bs + len(problem.results) + problem.epilogue.num_matrices
+        us = 2 * half.ready.us + pass_us(elements * planes * DTYPE_BYTES[problem.out_dtype], arch)
+        if CLEARLY * us < fused.ready.us:
+            kernels = []
+            reason = (
+                f"two products and XLA's pass over them are predicted to take {us:.1f} us, not {fused.ready.us:.1f}"
+            )
+    composed = dataclasses.replace(refused, entry=None, is_composed=True, reason=reason)
+    considered = fused.considered + half.considered
+    return Ladder((*kernels, composed), considered, fused.illegal if asked.tile else None)
 
 
 def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None) -> Attempt:

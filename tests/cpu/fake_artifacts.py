@@ -40,9 +40,9 @@ def fake_entry(variant: Variant) -> Entry:
     return Entry(
         variant=variant,
         entry="kernel_symbol",
-        num_threads=num_threads(tile, variant.target, variant.has_residual),
-        smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
-        num_stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.has_residual),
+        num_threads=num_threads(tile, variant.target, variant.moves),
+        smem_bytes=smem_bytes(tile, variant.a_dtype, variant.out_dtype, arch, variant.moves),
+        num_stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.moves),
         tmem_cols=tmem_cols(tile) if family_of(variant.target).sums_in_tmem else 0,
         recipe=_recipe(variant),
         registers=168,

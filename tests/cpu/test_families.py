@@ -12,6 +12,7 @@ import jax_bwgemm
 from jax_bwgemm.facts import arch as archs
 from jax_bwgemm.facts import tile as tiles
 from jax_bwgemm.facts.arch import ARCHS, TARGETS, Arch, family_of
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
@@ -68,9 +69,9 @@ def test_a_third_family_is_judged_by_its_own_limits(third: Arch) -> None:
 
 def test_a_third_family_has_its_own_warps_and_buffers(third: Arch) -> None:
     """A residual's boxes are the result's: no warp and no buffer of their own."""
-    assert tiles.num_threads(PAIR, "sm_100a", has_residual=True) - tiles.num_threads(PAIR, "sm_999a", True) == 32
+    assert tiles.num_threads(PAIR, "sm_100a", Moves(1)) - tiles.num_threads(PAIR, "sm_999a", Moves(1)) == 32
     assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_100a", True) == 2 * 4 * 128 * 64
-    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_999a", True) == 4 * 128 * 64
+    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_999a", Moves(1)) == 4 * 128 * 64
 
 
 def test_a_devices_own_constants() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from jax_bwgemm.facts import tile as tiles
 from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
@@ -105,12 +106,12 @@ def test_buffers_that_a_residual_and_then_the_result_are_in(
     tile: Tile, out: str, boxes: int, buffers: int, stages: int
 ) -> None:
     assert tiles.store_boxes(tile, out) == boxes
-    assert tiles.store_buffers(tile, out, "sm_90a", has_residual=True) == buffers
-    assert tiles.num_stages(tile, "bfloat16", out, H200, has_residual=True) == stages
+    assert tiles.store_buffers(tile, out, "sm_90a", moves=Moves(1)) == buffers
+    assert tiles.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
     box_bytes = tiles.store_box_bytes(tile, out, "sm_90a")
-    assert tiles.epilogue_bytes(tile, out, "sm_90a", has_residual=True) == buffers * box_bytes
+    assert tiles.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
     assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100a", True) == 4
-    assert not tiles.defers_store(tile, out, "tma", "sm_90a", has_residual=True)
+    assert not tiles.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
 
 
 def test_full_bytes() -> None:

@@ -139,7 +139,7 @@ def test_every_operation() -> None:
     """Of which each sees all values: in one kernel, one sum of all of them."""
     positive: Node = Apply("add", (Apply("abs", (ACC,)), Const(0.5)))
     terms: list[Node] = [Apply(name, (ACC,)) for name in ACTIVATIONS]
-    terms += [Apply(name, (positive,)) for name in ("log", "sqrt", "rsqrt", "neg", "abs", "square")]
+    terms += [Apply(name, (positive,)) for name in ("log", "sqrt", "rsqrt", "neg", "abs", "square", "erf")]
     terms += [Apply("exp", (Apply("neg", (positive,)),))]
     matrix = Input("residual", "mn")
     terms += [Apply(name, (ACC, matrix)) for name in ("add", "sub", "mul", "max", "min", "gt", "ge", "eq")]

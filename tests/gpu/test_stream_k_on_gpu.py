@@ -30,7 +30,7 @@ def case_of(entry: Entry, tiles_m: int, tiles_n: int, k_tiles: int, batch: int =
         tiles_m * tile.cluster_m * tile.cta_m - step, tiles_n * tile.cluster_n * tile.mma_n - step,
         k_tiles * tile.k_tile - step, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         batch, 1, 1.5 if has(variant, "alpha") else 1.0, has(variant, "bias"),
-        activation_of(variant), variant.b_dtype, variant.c_major, variant.has_residual,
+        activation_of(variant), variant.b_dtype, variant.c_major, bool(variant.moves.matrices),
     )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_any_number_of_rows(m: int) -> None:
 @pytest.mark.parametrize("k", [16, 200, 1032])
 def test_a_residual_of_many_tiles(k: int) -> None:
     """A CTA has several, after main loops of one stage, in which the next residual is hardly there, or of many."""
-    for entry in (e for e in ENTRIES if e.variant.has_residual):
+    for entry in (e for e in ENTRIES if e.variant.moves):
         _check(entry, (1032, 2056, k, 3), seed=k)
 
 
@@ -112,7 +112,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
     case = Case(
         m, n, k, batch, variant.a_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         batch, batch if seed % 2 else 1, 1.5 if has(variant, "alpha") else 1.0, has(variant, "bias"),
-        activation_of(variant), variant.b_dtype, variant.c_major, variant.has_residual,
+        activation_of(variant), variant.b_dtype, variant.c_major, bool(variant.moves.matrices),
     )  # fmt: skip
     problem = Problem(
         m, n, k, batch, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,

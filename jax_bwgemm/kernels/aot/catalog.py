@@ -10,8 +10,11 @@ from jax_bwgemm.facts.arch import ARCHS, TARGETS, family_of
 from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.facts.shipped import (
+    BLACKWELL,
+    BLACKWELL_GATED,
     HOPPER_BASE,
     HOPPER_FURTHER,
+    HOPPER_GATED,
     HOPPER_NARROW_BASE,
     HOPPER_PROMOTED,
     NARROW_TILES,
@@ -19,6 +22,7 @@ from jax_bwgemm.facts.shipped import (
     SWAPPED_TILES,
 )
 from jax_bwgemm.facts.tile import Tile, k_tile
+from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.facts.variant import Variant, why_not_variant
 
 BF16, F16, F32, S32 = "bfloat16", "float16", "float32", "int32"
@@ -30,6 +34,7 @@ FORWARD = ("kn", "kk")
 HALF: tuple[Dtypes, ...] = tuple((x, x, out) for x in (BF16, F16) for out in (x, F32))
 BF16_ONLY: tuple[Dtypes, ...] = ((BF16, BF16, BF16),)
 BF16_OR_F32: tuple[Dtypes, ...] = (*BF16_ONLY, (BF16, BF16, F32))
+F16_ONLY: tuple[Dtypes, ...] = ((F16, F16, F16),)
 CROSSED: tuple[Dtypes, ...] = ((BF16, BF16, F16), (F16, F16, BF16))
 SAME: tuple[Dtypes, ...] = (*BF16_ONLY, (F16, F16, F16))
 TF32: tuple[Dtypes, ...] = ((F32, F32, F32),)
@@ -44,6 +49,11 @@ FUSED = (SCALE, BIAS, RELU, BIAS_RELU, chain(2.0, True), chain(2.0, False, "relu
 GATED = (GELU, BIAS_GELU, SILU, BIAS_SILU)
 RESIDUAL = (chain(has_residual=True), chain(has_bias=True, has_residual=True), chain(1.0, True, "relu", True))
 GATED_RESIDUAL = (chain(1.0, True, "gelu", True), chain(1.0, True, "silu", True))
+UNITS = tuple(unit(name, is_gated=True) for name in ("silu", "gelu"))
+UNITS_KEPT = tuple(kept(name, is_gated=True) for name in ("silu", "gelu"))
+UNITS_BACK = tuple(pullback(name, is_gated=True) for name in ("silu", "gelu"))
+KEPT = tuple(kept(name, has_bias=has_bias) for name in ("silu", "gelu") for has_bias in (False, True))
+BACK = tuple(pullback(name) for name in ("silu", "gelu", "relu"))
 DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
 
 
@@ -62,8 +72,10 @@ class Row:
         for tile, dtypes, majors, epilogue in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
             own = dataclasses.replace(tile, k_tile=k_tile(dtypes[0]))
             a_major, b_major = majors[0], majors[1]
-            node = epilogue.out if self.c_major == "n" else epilogue.transposed.out
-            yield Variant(target, *dtypes, a_major, b_major, own, node, self.c_major, self.store)
+            found = epilogue if self.c_major == "n" else epilogue.transposed
+            yield Variant(
+                target, *dtypes, a_major, b_major, own, found.out, self.c_major, self.store, found.seconds
+            )  # fmt: skip
 
 
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
@@ -131,6 +143,11 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), (SCALE,)),
+        # Layers of a transformer: forward, forward for a gradient, and back.
+        Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
+        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
+        Row(HOPPER_GATED[:1], F16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
+        Row((HOPPER_LARGE,), F16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row(HOPPER_ODD, BF16_ONLY, store="threads"),
         Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
@@ -152,7 +169,7 @@ ROWS = {
     ),
     "blackwell": (
         Row(BLACKWELL_BASE, HALF),
-        Row(tuple(tile for tile in SHIPPED_TILES["blackwell"] if tile not in BLACKWELL_BASE), BF16_ONLY),
+        Row(tuple(tile for tile in BLACKWELL if tile not in BLACKWELL_BASE), BF16_ONLY),
         Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row(_few_columns("blackwell"), BF16_ONLY),
@@ -161,6 +178,8 @@ ROWS = {
         Row((PAIR, SMALL), SAME, FORWARD, FUSED),
         Row((PAIR, SMALL), SAME, FORWARD, GATED),
         Row((PAIR, SMALL), SAME, ("mn", "mk"), (SCALE,)),
+        Row(BLACKWELL_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
