@@ -75,7 +75,7 @@ def _by_xla(
         out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
     dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)
     acc = lax.transpose(dot, [contraction.dot_out.index(mode) for mode in contraction.out])
-    return acc if is_plain else finish(acc, epilogue, aligned(operands, contraction), out_dtype)[0]
+    return acc if is_plain else finish((acc,), epilogue, aligned(operands, contraction), out_dtype)[0]
 
 
 def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:

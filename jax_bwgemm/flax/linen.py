@@ -13,7 +13,7 @@ from flax.linen import initializers
 from flax.linen.dtypes import promote_dtype
 
 from jax_bwgemm.flax.bodies import product_of
-from jax_bwgemm.flax.product import Activation, Product, finished, gated
+from jax_bwgemm.flax.product import Activation, Product, block, finished
 
 Array = jax.Array
 
@@ -61,19 +61,20 @@ class Einsum(nn.Einsum):
 
 
 class _Waiting(nn.Dense):
-    """A dense layer whose product waits."""
-
-    def __call__(self, inputs: Array) -> Product:
-        return self.product(inputs)
+    """A dense layer whose product waits, or does not."""
 
     @nn.compact
     def product(self, inputs: Array) -> Product:
         found: Product = product_of(nn.Dense, self, inputs)
         return found
 
+    def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
+        return finished(self.product(inputs), residual=residual)
+
 
 class MLP(nn.Module):
-    """`down_proj(activation(up_proj(inputs))) + residual`, of two `Dense`.
+    """`down_proj(activation(up_proj(inputs))) + residual`, of two `Dense`, by `jax_bwgemm.mlp` where that takes their
+    dtypes: differentiable in reverse mode.
 
     Attributes:
       hidden_features: of what is between the two.
@@ -100,21 +101,22 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
-        up = self._dense("up_proj", self.hidden_features, activation=self.activation)
-        return self._down(up(inputs), inputs, residual)
-
-    @nn.nowrap
-    def _down(self, hidden: Array, inputs: Array, residual: Array | None) -> Array:
         features = inputs.shape[-1] if self.out_features is None else self.out_features
-        return self._dense("down_proj", features)(hidden, residual=residual)
+        *firsts, last = (
+            self._dense(name, features if name == "down_proj" else self.hidden_features) for name in self._names
+        )
+        products = [layer.product(inputs) for layer in firsts]
+        hidden = jnp.zeros(self.hidden_features, products[0].result.dtype)  # of which nothing but the dtype is read
+        down = last.product(hidden)
+        return block(products, down, self.activation, residual, lambda x: last(x, residual=residual))
 
     @nn.nowrap
-    def _dense(self, name: str, features: int, kind: type = Dense, **own: Any) -> Any:
+    def _dense(self, name: str, features: int) -> Any:
         if unknown := set(self.layers) - {*self._names}:
             raise ValueError(f"`layers` requires names of {', '.join(self._names)}, got {', '.join(sorted(unknown))}")
         shared = ("use_bias", "dtype", "param_dtype", "precision", "kernel_init", "bias_init", "promote_dtype")
         options = {option: getattr(self, option) for option in shared} | dict(self.layers.get(name, {}))
-        return kind(features, name=name, **options, **own)
+        return _Waiting(features, name=name, **options)
 
 
 class GatedMLP(MLP):
@@ -126,8 +128,3 @@ class GatedMLP(MLP):
     activation: Activation = "silu"
 
     _names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
-
-    @nn.compact
-    def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
-        gate, up = (self._dense(name, self.hidden_features, _Waiting).product(inputs) for name in self._names[:2])
-        return self._down(gated(gate, up, self.activation), inputs, residual)

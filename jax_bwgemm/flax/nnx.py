@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jax_bwgemm.flax.bodies import product_of
-from jax_bwgemm.flax.product import Activation, finished, gated
+from jax_bwgemm.flax.product import Activation, block, finished
 
 Array = jax.Array
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -83,7 +84,8 @@ class Einsum(nnx.Einsum):
 
 
 class MLP(nnx.Module):
-    """`down_proj(activation(up_proj(inputs))) + residual`, of two `Linear`.
+    """`down_proj(activation(up_proj(inputs))) + residual`, of two `Linear`, by `jax_bwgemm.mlp` where that takes their
+    dtypes: differentiable in reverse mode.
 
     Args:
       in_features: of the inputs.
@@ -115,8 +117,11 @@ class MLP(nnx.Module):
             setattr(self, name, Linear(*sizes, **{**options, **layers.get(name, {})}))
 
     def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
-        hidden = finished(product_of(nnx.Linear, self.up_proj, inputs), self.activation)
-        return self.down_proj(hidden, residual=residual)
+        *firsts, last = (getattr(self, name) for name in self._names)
+        products = [product_of(nnx.Linear, layer, inputs) for layer in firsts]
+        hidden = jnp.zeros(last.in_features, products[0].result.dtype)  # of which nothing but the dtype is read
+        down = product_of(nnx.Linear, last, hidden)
+        return block(products, down, self.activation, residual, lambda x: last(x, residual=residual))
 
 
 class GatedMLP(MLP):
@@ -129,7 +134,3 @@ class GatedMLP(MLP):
 
     def __init__(self, *sizes: Any, activation: Activation = "silu", **options: Any) -> None:
         super().__init__(*sizes, activation=activation, **options)
-
-    def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
-        gate, up = (product_of(nnx.Linear, layer, inputs) for layer in (self.gate_proj, self.up_proj))
-        return self.down_proj(gated(gate, up, self.activation), residual=residual)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax import lax
 from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.mlp import gated_mlp, mlp
 from jax_bwgemm.ops.reference import OPS
 from jax_bwgemm.runtime.config import current, report_fallback
 
@@ -34,6 +35,9 @@ _KNOWN: tuple[tuple[Any, str], ...] = (
     (jnp.tanh, "tanh"),
     (lax.tanh, "tanh"),
 )
+
+
+_WIDE = ("bfloat16", "float16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +157,26 @@ def finished(product: Product | Array, activation: Activation = None, residual: 
     )
 
 
-def gated(gate: Product, up: Product, activation: Activation) -> Array:
-    """`activation(gate) * up`."""
-    return finished(gate, activation) * finished(up)
+def block(
+    firsts: Sequence[Product], down: Product, activation: Activation, residual: Any, then: Callable[[Array], Array]
+) -> Array:
+    """`activation(first)`, times the second of `firsts` if there are two, through a last layer: fused forward and
+    backward where `mlp` and `gated_mlp` take it. `down` has the last layer's weights, and `then` is that layer."""
+    name = _name(activation)
+    products = (*firsts, down)
+    given = [x for product in products for x in (product.a, product.b, product.bias, residual) if x is not None]
+    alike = {x.dtype for x in given} | {product.result.dtype for product in products}
+    hows = {product.precision for product in products}
+    biases = [product.bias for product in firsts if product.bias is not None]
+    if name is None or len(alike) > 1 or str(*alike) not in _WIDE or len(hows) > 1 or len(biases) == 1 < len(firsts):
+        hidden = finished(firsts[0], activation)
+        return then(hidden if len(firsts) == 1 else hidden * finished(firsts[1]))
+    x, weights = firsts[0].a, [product.b for product in products]
+    own = [None if product.bias is None else jnp.ravel(product.bias) for product in products]
+    how = {"activation": name, "residual": residual, "precision": down.precision}
+    if len(firsts) == 1:
+        return mlp(x, *weights, bias_in=own[0], bias_out=own[1], **how)
+    return gated_mlp(x, *weights, bias_gate=own[0], bias_up=own[1], bias_down=own[2], **how)
 
 
 def _name(activation: Activation) -> str | None:

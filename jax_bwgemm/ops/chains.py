@@ -45,8 +45,8 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A variable without its dimensions `ones`, of size 1; `casts`: equations that make it vary over mesh axes, the last
-    first, to be repeated for it."""
+    """A variable without its dimensions `ones`, of size 1; `casts`: equations that make it vary over mesh axes, the
+    last first, to be repeated for it."""
 
     var: Any
     ones: tuple[int, ...] = ()
@@ -130,7 +130,8 @@ def is_pointwise(eqn: Eqn) -> bool:
     if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call"):
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         return all(map(is_pointwise, inner.jaxpr.eqns))
-    return eqn.primitive.name in _POINTWISE
+    is_constant = eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ()
+    return is_constant or eqn.primitive.name in _POINTWISE
 
 
 def _chain(

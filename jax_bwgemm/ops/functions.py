@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import ACC, Epilogue, inputs
 from jax_bwgemm.ops.chains import is_pointwise, read_by
-from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, tree_of
+from jax_bwgemm.ops.tracing import JITS, Leaf, Tree, UnfusableError, constant, tree_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,8 @@ def bound(
     array of their shape.
     """
     wide = [x if x.dtype == jnp.bool_ else x.astype(jnp.float32) for x in operands]
-    closed, result = jax.make_jaxpr(function, return_shape=True)(sums, *wide)
+    traced, result = jax.make_jaxpr(function, return_shape=True)(sums, *wide)
+    closed = ClosedJaxpr(_inlined(traced.jaxpr), traced.consts)
     if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != sums.shape:
         got = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", result)
         raise ValueError(f"`epilogue` requires a function that returns one array of shape {sums.shape}, got {got}")
@@ -55,6 +56,28 @@ def bound(
     values = _values(closed, [operand.var for operand in read], given, wide)
     bare = tuple(lax.squeeze(x, operand.ones) for x, operand in zip(values, read, strict=True))
     return Bound(whole, epilogue, bare)
+
+
+def _inlined(jaxpr: Jaxpr) -> Jaxpr:
+    """With what it jits in its place."""
+    eqns: list[Any] = []
+
+    def run(inner: Any, known: dict[Any, Any]) -> list[Any]:
+        def read(x: Any) -> Any:
+            return x if isinstance(x, Literal) else known.get(x, x)
+
+        for eqn in inner.eqns:
+            args, closed = [read(x) for x in eqn.invars], eqn.params.get("jaxpr")
+            if eqn.primitive.name in JITS and not closed.consts:
+                outs = run(closed.jaxpr, dict(zip(closed.jaxpr.invars, args, strict=True)))
+            else:
+                outs = [Var(x.aval) for x in eqn.outvars]
+                eqns.append(eqn.replace(invars=args, outvars=outs))
+            known |= zip(eqn.outvars, outs, strict=True)
+        return [read(x) for x in inner.outvars]
+
+    outvars = run(jaxpr, {})
+    return jaxpr.replace(eqns=eqns, outvars=outvars)
 
 
 def _trees(closed: ClosedJaxpr) -> dict[Any, Tree]:
@@ -77,12 +100,13 @@ def _trees(closed: ClosedJaxpr) -> dict[Any, Tree]:
         if depends and not (is_whole and is_pointwise(eqn)):
             raise ValueError(
                 f"`epilogue` requires a function that is pointwise in the sums, got `{_culprit(eqn)}`: apply that to "
-                " the result of `matmul`"
+                "the result of `matmul`"
             )
         after |= set(outs) if depends else set()
         try:
-            if is_whole or not shape:
-                trees[outs[0]] = tree_of(eqn, [read(x) for x in eqn.invars])
+            args = [read(x) for x in eqn.invars]
+            if is_whole or all(isinstance(arg, float) for arg in args):
+                trees[outs[0]] = tree_of(eqn, args)
         except UnfusableError:
             if depends:
                 raise

@@ -50,7 +50,7 @@ class Call:
 
 
 Tree = Leaf | Call | float
-_JITS, _CUSTOM = ("jit", "pjit"), "custom_jvp_call"
+JITS, _CUSTOM = ("jit", "pjit"), "custom_jvp_call"
 _DECIDING = {"integer_pow": ("y",)}  # the params that decide what a primitive computes
 
 
@@ -68,7 +68,7 @@ def tree_of(eqn: Any, args: Sequence[Tree], names: frozenset[str] | None = None)
     name = _SAME.get(eqn.primitive.name, eqn.primitive.name)
     if len(eqn.outvars) != 1:
         raise UnfusableError(f"`{name}` has {len(eqn.outvars)} results")
-    if name in (*_JITS, _CUSTOM):
+    if name in (*JITS, _CUSTOM):
         inner = eqn.params["call_jaxpr" if name == _CUSTOM else "jaxpr"]
         (found,) = trees_of(inner, args, names)
         return _checked(Call(name, (found,))) if name == _CUSTOM else found
