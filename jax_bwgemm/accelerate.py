@@ -46,7 +46,8 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
     """`fun`, in which a kernel of this package computes a product and what follows it, where that is predicted to win.
 
     What may follow: a scale, a bias, an activation that `matmul` knows (from `jax.nn`, or written out the same way), a
-    residual, in any order that a kernel has; in `fun` itself and in what it scans, branches, rematerialises, jits or
+    residual, in any order that a kernel has; and of two products of one array, what makes one of both, as a gated layer
+    does. In `fun` itself and in what it scans, branches, rematerialises, jits or
     maps over devices. All else is computed as before: products alone (`install` is for these), and where no kernel is
     at hand, or none is predicted to be faster than a product and XLA's pass over it. So where no GPU of ours is
     planned for, `fun` is left as it is.
@@ -161,8 +162,8 @@ class _Rewriter:
         eqns = [self._inner(eqn) for eqn in jaxpr.eqns]
         is_changed = any(x is not y for x, y in zip(eqns, jaxpr.eqns, strict=True))
         for product in [eqn.outvars[0] for eqn in eqns if eqn.primitive.name == "dot_general"]:
-            idx = next(i for i, eqn in enumerate(eqns) if product in eqn.outvars)
-            made = self._fused(eqns, idx, jaxpr.outvars)
+            idx = next((i for i, eqn in enumerate(eqns) if product in eqn.outvars), None)
+            made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars)  # None: a gated one has it
             is_changed |= made is not None
             eqns = made or eqns
         return jaxpr.replace(eqns=eqns) if is_changed else jaxpr
@@ -195,7 +196,7 @@ class _Rewriter:
         """The equations with the longest chain of a product in one that gains; None if none does."""
         reason, where = None, _line(eqns[idx])
         for found in chains(eqns, idx, outvars):
-            asked = self._barred or (found if isinstance(found, str) else self._why_not(eqns[idx], found))
+            asked = self._barred or (found if isinstance(found, str) else self._why_not(eqns, found))
             if isinstance(found, Chain) and not isinstance(asked, str):
                 made = self._equations(eqns, found)
                 self.products.append(AcceleratedProduct(str(asked), found.epilogue.kind, reason, where))
@@ -207,12 +208,12 @@ class _Rewriter:
         self.products.append(AcceleratedProduct(f"{a} by {b}", None, reason, where))
         return None
 
-    def _why_not(self, dot: Any, chain: Chain) -> str | Problem:
+    def _why_not(self, eqns: list[JaxprEqn], chain: Chain) -> str | Problem:
         """Why no kernel gains from computing all of `chain`, or the problem that it poses."""
         if chain.is_passed_over:
             return "XLA passes over what follows it anyway"
-        params = self._params(dot, chain)
-        avals = [x.aval for x in dot.invars] + [_bare(operand, []).aval for operand in chain.operands]
+        params = self._params(eqns, chain)
+        avals = [x.aval for x in (*_factors(eqns, chain), *(_bare(operand, []) for operand in chain.operands))]
         view, problem = viewed(avals, **params)
         if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
             return reason
@@ -229,8 +230,9 @@ class _Rewriter:
             return problem
         return attempt.reason or "it is XLA's"
 
-    def _params(self, dot: Any, chain: Chain) -> dict[str, Any]:
+    def _params(self, eqns: list[JaxprEqn], chain: Chain) -> dict[str, Any]:
         """Of our primitive."""
+        dot: Any = eqns[chain.products[0]]
         sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim)
         return {
             "contraction": chain.contraction,
@@ -244,14 +246,14 @@ class _Rewriter:
 
     def _equations(self, eqns: list[JaxprEqn], chain: Chain) -> list[JaxprEqn]:
         """With one in the place of the chain's last."""
-        dot, last = eqns[chain.members[0]], chain.members[-1]
+        last = chain.members[-1]
         made: list[JaxprEqn] = []
         operands = [_bare(operand, made) for operand in chain.operands]
-        own = dot.replace(
+        own = eqns[chain.products[0]].replace(
             primitive=matmul_p if is_linear(chain.epilogue) else fused_matmul_p,
-            invars=[*dot.invars, *operands],
+            invars=[*_factors(eqns, chain), *operands],
             outvars=[chain.out],
-            params=self._params(dot, chain),
+            params=self._params(eqns, chain),
         )
 
         def placed() -> Iterator[JaxprEqn]:
@@ -262,6 +264,11 @@ class _Rewriter:
                     yield eqn
 
         return list(placed())
+
+
+def _factors(eqns: list[JaxprEqn], chain: Chain) -> list[Any]:
+    """a, and the b of each product."""
+    return [eqns[chain.products[0]].invars[0], *(eqns[i].invars[1] for i in chain.products)]
 
 
 def _line(eqn: JaxprEqn) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
-from jax_bwgemm.facts.epilogue import ACC, BIAS, RESIDUAL, Epilogue, Input
+from jax_bwgemm.facts.epilogue import ACC, BIAS, RESIDUAL, UP, Epilogue, Input
 from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
 
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
@@ -29,13 +29,15 @@ _CASTS = ("pvary", "pcast")
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A product, `eqns[members[0]]`, and what follows it up to `out`, the result of the last of `members`.
+    """A product, or the two of a gated one, and what follows up to `out`, the result of the last of `members`.
 
-    `operands`: what `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads
-    `out` is pointwise, a pass of XLA's that could do all of `epilogue`, too.
+    `members` and `products`: equations, the latter in the order in which the contraction has their b. `operands`: what
+    `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out` is pointwise, a
+    pass of XLA's that could do all of `epilogue`, too.
     """
 
     members: tuple[int, ...]
+    products: tuple[int, ...]
     out: Any
     contraction: Contraction
     epilogue: Epilogue
@@ -54,45 +56,66 @@ class Operand:
 
 
 def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Chain | str]:
-    """Of the product `eqns[idx]` of a jaxpr with these `outvars`: the longest chain first. What ends it, and
-    what cannot be fused, is said between, as text."""
-    trees, refusal = _cone(eqns, idx)
+    """Of the product `eqns[idx]` of a jaxpr with these `outvars`, first with a later one of the same a, then alone: the
+    longest chain first. What ends it, and what cannot be fused, is said between, as text."""
     makers = {x: i for i, eqn in enumerate(eqns) for x in eqn.outvars}
     readers = _readers(eqns, outvars)
-    members = {x: _ancestors(x, makers, trees, eqns) for x in trees}
-    product = eqns[idx].outvars[0]
+    for other in _partners(eqns, idx):
+        for products in ((idx, other), (other, idx)):
+            found = _of_products(eqns, products, makers, readers)
+            yield from (chain for chain in found if isinstance(chain, Chain))
+    yield from _of_products(eqns, (idx,), makers, readers)
+
+
+def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
+    """Products behind `eqns[idx]` that differ from it in b alone."""
+    one = eqns[idx]
+
+    def is_alike(eqn: Eqn) -> bool:
+        if eqn.primitive.name != "dot_general" or eqn.params != one.params:
+            return False
+        avals = [x.aval for x in (one.invars[1], eqn.invars[1])]
+        return eqn.invars[0] is one.invars[0] and avals[0].shape == avals[1].shape and avals[0].dtype == avals[1].dtype
+
+    return [i for i in range(idx + 1, len(eqns)) if is_alike(eqns[i])]
+
+
+def _of_products(
+    eqns: Sequence[Eqn], products: tuple[int, ...], makers: Mapping[Any, int], readers: Mapping[Any, set[int]]
+) -> Iterator[Chain | str]:
+    trees, refusal = _cone(eqns, products)
     if refusal:
         yield refusal
     for out in sorted(trees, key=lambda x: -makers[x]):
-        if out is product or str(out.aval.dtype) not in _RESULTS:
+        if isinstance(trees[out], Leaf) or str(out.aval.dtype) not in _RESULTS:
             continue
-        own = members[out]
-        inner = [eqns[i].outvars[0] for i in own if eqns[i].outvars[0] is not out]
-        if isinstance(trees[out], Leaf):
+        own = _ancestors(out, makers, trees, eqns)
+        if not set(products) <= set(own):
             continue
-        if any(not readers[x] <= set(own) for x in inner):
+        if any(not readers[eqns[i].outvars[0]] <= set(own) for i in own[:-1]):
             yield "what is in it is read elsewhere, too"
             continue
         try:
             is_passed_over = all(i >= 0 and is_pointwise(eqns[i]) for i in readers[out])
-            yield _chain(eqns, own, out, trees[out], makers, is_passed_over)
+            contraction, epilogue, operands = _read_by(trees[out], products, out.aval, eqns, makers)
+            yield Chain(tuple(own), products, out, contraction, epilogue, operands, is_passed_over)
         except UnfusableError as error:
             yield str(error)
 
 
-def _cone(eqns: Sequence[Eqn], idx: int) -> tuple[dict[Any, Tree], str]:
-    """What pointwise equations make of a product, and the first reason why one is none of them."""
-    product = eqns[idx].outvars[0]
-    trees: dict[Any, Tree] = {product: Leaf(product)}
+def _cone(eqns: Sequence[Eqn], products: tuple[int, ...]) -> tuple[dict[Any, Tree], str]:
+    """What pointwise equations make of products, and the first reason why one is none of them."""
+    sums = [eqns[i].outvars[0] for i in products]
+    trees: dict[Any, Tree] = {x: Leaf(x) for x in sums}
     refusal = ""
 
     def read(x: Any) -> Tree:
         return constant(x) if isinstance(x, Literal) else trees.get(x, Leaf(x))
 
-    for eqn in eqns[idx + 1 :]:
+    for eqn in eqns[min(products) + 1 :]:
         if not any(not isinstance(x, Literal) and x in trees for x in eqn.invars):
             continue
-        if any(x.aval.shape != product.aval.shape for x in eqn.outvars):
+        if any(x.aval.shape != sums[0].aval.shape for x in eqn.outvars):
             continue
         try:
             trees[eqn.outvars[0]] = tree_of(eqn, [read(x) for x in eqn.invars])
@@ -134,24 +157,25 @@ def is_pointwise(eqn: Eqn) -> bool:
     return is_constant or eqn.primitive.name in _POINTWISE
 
 
-def _chain(
-    eqns: Sequence[Eqn], members: Sequence[int], out: Any, tree: Tree, makers: Mapping[Any, int], is_passed_over: bool
-) -> Chain:
-    dot = eqns[members[0]]
+def _read_by(
+    tree: Tree, products: Sequence[int], out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
+    dot = eqns[products[0]]
     a, b = dot.invars
     contraction = of_dot_general(a.aval.ndim, b.aval.ndim, dot.params["dimension_numbers"])
-    read = read_by(tree, dot.outvars[0], out.aval, contraction, eqns, makers)
-    return Chain(tuple(members), out, *read, is_passed_over)
+    contraction = dataclasses.replace(contraction, num_bs=len(products))
+    return read_by(tree, [eqns[i].outvars[0] for i in products], out, contraction, eqns, makers)
 
 
 def read_by(
-    tree: Tree, product: Any, out: Any, contraction: Contraction, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+    tree: Tree, sums: Sequence[Any], out: Any, contraction: Contraction, eqns: Sequence[Eqn], makers: Mapping[Any, int]
 ) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
-    """The epilogue that computes `tree`, of the aval `out`, from the variable `product`: with its operands' modes, and
-    these. `makers`: of variables, the index of the equation. UnfusableError if there is none."""
-    inputs, extras, operands = {Leaf(product): ACC}, {}, {}  # by role
+    """The epilogue that computes `tree`, of the aval `out`, from the variables `sums`, of each b: the contraction with
+    its operands' modes, it, and these. `makers`: where variables are made. UnfusableError if there is none."""
+    inputs = {Leaf(x): role for x, role in zip(sums, (ACC, UP), strict=False)}
+    extras, operands = {}, {}  # by role
     for leaf in _leaves(tree):
-        if leaf.of is product:
+        if leaf in inputs:
             continue
         operand, dims = _source(leaf.of, out, eqns, makers)
         modes = "".join(contraction.out[i] for i in dims)
@@ -172,10 +196,10 @@ def _leaves(tree: Tree) -> tuple[Leaf, ...]:
 
 
 def _role(like: Input, taken: Sequence[str]) -> str:
-    """A second bias or residual is one "too", and so on."""
+    """A second bias is called as a gated product's is, a third likewise, and matrices too."""
     role = like.role
     while role in taken:
-        role += "_too"
+        role += "_up"
     return role
 
 

@@ -47,7 +47,7 @@ def bound(
     try:
         tree = constant(out) if isinstance(out, Literal) else _trees(closed)[out]
         makers = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in eqn.outvars}
-        whole, epilogue, read = read_by(tree, acc, acc.aval, contraction, jaxpr.eqns, makers)
+        whole, epilogue, read = read_by(tree, [acc], acc.aval, contraction, jaxpr.eqns, makers)
     except UnfusableError as error:
         return str(error)
     if ACC not in inputs(epilogue.out):

@@ -17,6 +17,7 @@ from lowered import BF16, calls, hlo, struct
 
 import jax_bwgemm
 from jax_bwgemm import accelerate, config
+from jax_bwgemm.facts.units import unit
 
 F32 = jnp.float32
 M, N, K = 4096, 4096, 1024
@@ -173,6 +174,46 @@ def test_two_products_that_are_added() -> None:
     assert sorted(found, key=str) == [None, "bias_residual"]
     x, w, b = values(struct(64, 32), struct(32, 128), struct(128))
     close(accelerate(f)(x, w, b), f(x, w, b))
+
+
+def swiglu(x: Any, gate: Any, up: Any) -> Any:
+    return jax.nn.silu(x @ gate) * (x @ up)
+
+
+def up_first(x: Any, gate: Any, up: Any) -> Any:
+    y = x @ up
+    return y * jax.nn.silu(x @ gate)
+
+
+@pytest.mark.parametrize("f", [swiglu, up_first])
+def test_gated(f: Any) -> None:
+    """Both products are one kernel's, whichever comes first."""
+    args = X, W, W
+    assert fused(f, *args) == [unit("silu", is_gated=True).kind]
+    text = hlo(accelerate(f), *args)
+    (call,) = calls(text)
+    assert "gated" in call["variant"] and "dot_general" not in text and "stablehlo.multiply" not in text
+    own = values(struct(64, 32), struct(32, 128), struct(32, 128))
+    own[2] = own[2] * 2
+    close(accelerate(f)(*own), f(*own))
+
+    def loss(f: Any) -> Any:
+        return jax.grad(lambda *x: (f(*x).astype(F32) ** 2).sum(), range(3))
+
+    close(loss(accelerate(f))(*own), loss(f)(*own), 0.05)
+
+
+def test_gated_of_other_arrays_or_read_elsewhere() -> None:
+    def of_two(x: Any, gate: Any, up: Any) -> Any:
+        return jax.nn.silu(x @ gate) * ((2 * x) @ up)
+
+    def read_twice(x: Any, gate: Any, up: Any) -> Any:
+        y = x @ up
+        return jax.nn.silu(x @ gate) * y, y
+
+    for f in (of_two, read_twice):
+        assert unit("silu", is_gated=True).kind not in fused(f, X, W, W)
+        assert len(fused(f, X, W, W)) == 2
 
 
 def mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
