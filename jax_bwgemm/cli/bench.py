@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
+    parser.add_argument("--layers", action="store_true", help="instead: feed-forward blocks, forward and back")
     parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
@@ -75,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import models
 
         return models.main(args.rounds, args.json, args.commit)
+    if args.layers:
+        from jax_bwgemm.bench import layers
+
+        return layers.main(args.rounds, args.json, args.commit)
     if args.decode:
         from jax_bwgemm.bench import decode
 

@@ -100,10 +100,10 @@ def store_sums(sums: Sums, outlets: tuple[Outlet, ...], acc: cute.Tensor, at: An
     flat = cute.coalesce(acc)
     outlets[0].reclaim()
     for box in cutlass.range_constexpr(deal.num_boxes):
-        results = sums.finish(flat, at, box, loaded)
+        rounded = [round_box(result, outlets[0]) for result in sums.finish(flat, at, box, loaded)]
         for i in cutlass.range_constexpr(len(outlets)):
             buffer = cutlass.const_expr(deal.boxes.buffer_of(box * len(outlets) + i))
-            outlets[i].publish(round_box(results[i], outlets[i]), deal.box_at(at, box), buffer)
+            outlets[i].publish(rounded[i], deal.box_at(at, box), buffer)
 
 
 @dataclasses.dataclass(frozen=True)
