@@ -24,8 +24,8 @@ class Dense(nn.Dense):
     The result is rounded once, from float32, to the dtype to which JAX promotes the layer's and the residual's.
 
     Attributes:
-      activation: a name that `jax_bwgemm.matmul` knows, or a function: `jax.nn.relu`, `gelu`, `silu`, `sigmoid`,
-        `leaky_relu` and `jnp.tanh` are the kernel's, any other is XLA's, behind it. None for none.
+      activation: a name that `jax_bwgemm.matmul` knows, or a function, such as `jax.nn.gelu`, which the kernel has as
+        `matmul`'s `epilogue`, in float32; XLA has one that no kernel can have, behind the layer. None for none.
 
     A call takes `residual`, of the result's shape, and what Flax's takes. ValueError for a `dot_general` of one's own.
 

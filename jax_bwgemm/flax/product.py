@@ -20,6 +20,7 @@ from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.mlp import gated_mlp, mlp
+from jax_bwgemm.ops.functions import Bound, bound
 from jax_bwgemm.ops.reference import OPS
 from jax_bwgemm.runtime.config import current, report_fallback
 
@@ -122,39 +123,57 @@ def _contraction(subscripts: str, lhs: Array, rhs: Array) -> Contraction | str:
 def finished(product: Product | Array, activation: Activation = None, residual: Any = None) -> Array:
     """`activation(product) + residual`, in the dtype to which JAX promotes them, rounded once.
 
-    A function that no kernel has is XLA's, of the rounded sums. ValueError for a residual of another shape, or an
+    A function that no epilogue has is XLA's, of the rounded sums. ValueError for a residual of another shape, or an
     unknown name.
     """
-    name = _name(activation)
+    name = named(activation)
+    act = OPS[name] if name else activation
     shape = (product.result if isinstance(product, Product) else product).shape
     if residual is not None and jnp.shape(residual) != shape:
         raise ValueError(
             f"`residual` requires the result's shape {shape}, got {jnp.shape(residual)}: broadcast it first"
         )
-    if not isinstance(product, Product) or (name is None and activation is not None):
+    found = _bound(product, activation, residual) if isinstance(product, Product) else None
+    if not isinstance(product, Product) or found is None:
         out = finished(product) if isinstance(product, Product) else product
-        act = OPS[name] if name else activation
         out = act(out) if callable(act) else out
         return out if residual is None else out + residual
-    extras, operands = [], []
-    if product.bias is not None:
-        ones = [i for i, size in enumerate(product.bias.shape) if size == 1]
-        extras.append("".join(mode for i, mode in enumerate(product.contraction.out) if i not in ones))
-        operands.append(lax.squeeze(product.bias, ones))
-    if residual is not None:
-        extras.append(product.contraction.out)
-        operands.append(jnp.asarray(residual))
     return contract(
         product.a,
         product.b,
-        operands,
-        contraction=dataclasses.replace(product.contraction, extras=tuple(extras)),
-        out_dtype=jnp.result_type(product.result.dtype, *operands),
-        epilogue=chain(has_bias=product.bias is not None, activation=name, has_residual=residual is not None),
+        found.operands,
+        contraction=found.contraction,
+        out_dtype=jnp.result_type(product.result.dtype, *found.operands),
+        epilogue=found.epilogue,
         precision=product.precision,
         out_sharding=product.out_sharding,
         settings=current(),
     )
+
+
+def _bound(product: Product, activation: Activation, residual: Any) -> Bound | None:
+    """What follows a product as an epilogue, if it is one; `activation` by its name, or as traced."""
+    name, contraction = named(activation), product.contraction
+    bias = () if product.bias is None else (product.bias,)
+    others = () if residual is None else (jnp.asarray(residual),)
+    if name is None and callable(activation):
+
+        def function(acc: Array, *operands: Array) -> Array:
+            out = activation(acc + operands[0] if bias else acc)
+            return out + operands[-1] if others else out
+
+        sums = product.result.update(dtype=jnp.dtype("float32"))
+        try:
+            found = bound(function, sums, (*bias, *others), contraction)
+        except ValueError:  # it is not pointwise
+            return None
+        return found if isinstance(found, Bound) else None
+    ones = [[i for i, size in enumerate(x.shape) if size == 1] for x in bias]
+    modes = ["".join(mode for i, mode in enumerate(contraction.out) if i not in own) for own in ones]
+    extras = (*modes, *(contraction.out for _ in others))
+    operands = (*(lax.squeeze(x, own) for x, own in zip(bias, ones, strict=True)), *others)
+    epilogue = chain(has_bias=bool(bias), activation=name, has_residual=bool(others))
+    return Bound(dataclasses.replace(contraction, extras=extras), epilogue, operands)
 
 
 def block(
@@ -162,24 +181,29 @@ def block(
 ) -> Array:
     """`activation(first)`, times the second of `firsts` if there are two, through a last layer: fused forward and
     backward where `mlp` and `gated_mlp` take it. `down` has the last layer's weights, and `then` is that layer."""
-    name = _name(activation)
-    products = (*firsts, down)
-    given = [x for product in products for x in (product.a, product.b, product.bias, residual) if x is not None]
-    alike = {x.dtype for x in given} | {product.result.dtype for product in products}
-    hows = {product.precision for product in products}
-    biases = [product.bias for product in firsts if product.bias is not None]
-    if name is None or len(alike) > 1 or str(*alike) not in _WIDE or len(hows) > 1 or len(biases) == 1 < len(firsts):
+    name, products = named(activation), (*firsts, down)
+    if name is None or not _is_of_one_kind(products, residual):
         hidden = finished(firsts[0], activation)
         return then(hidden if len(firsts) == 1 else hidden * finished(firsts[1]))
-    x, weights = firsts[0].a, [product.b for product in products]
-    own = [None if product.bias is None else jnp.ravel(product.bias) for product in products]
-    how = {"activation": name, "residual": residual, "precision": down.precision}
+    biases = [None if x.bias is None else lax.squeeze(x.bias, range(x.bias.ndim - 1)) for x in products]
+    weights = [product.b for product in products]
+    how: dict[str, Any] = {"activation": name, "residual": residual, "precision": down.precision}
     if len(firsts) == 1:
-        return mlp(x, *weights, bias_in=own[0], bias_out=own[1], **how)
-    return gated_mlp(x, *weights, bias_gate=own[0], bias_up=own[1], bias_down=own[2], **how)
+        return mlp(firsts[0].a, *weights, bias_in=biases[0], bias_out=biases[1], **how)
+    bias_gate, bias_up, bias_down = biases
+    return gated_mlp(firsts[0].a, *weights, bias_gate=bias_gate, bias_up=bias_up, bias_down=bias_down, **how)
 
 
-def _name(activation: Activation) -> str | None:
+def _is_of_one_kind(products: Sequence[Product], residual: Any) -> bool:
+    """Whether all is of one dtype that kernels have, of one precision, and all but the last have a bias or none has."""
+    arrays = [x for product in products for x in (product.a, product.b, product.bias, product.result)]
+    dtypes = {x.dtype for x in (*arrays, residual) if x is not None}
+    is_precise_alike = all(product.precision == products[0].precision for product in products)
+    have_bias = {product.bias is None for product in products[:-1]}
+    return len(dtypes) == 1 and str(*dtypes) in _WIDE and is_precise_alike and len(have_bias) == 1
+
+
+def named(activation: Activation) -> str | None:
     """By which an epilogue knows it; None if it does not."""
     if isinstance(activation, str):
         chain(activation=activation)

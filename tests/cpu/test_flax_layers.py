@@ -155,8 +155,11 @@ ACTIVATIONS = {
     "tanh": jnp.tanh,
     "leaky_relu": jax.nn.leaky_relu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "clipped": lambda x: jnp.clip(x, -1, 1),  # traced
     "softplus": jax.nn.softplus,  # XLA's
+    "softmax": jax.nn.softmax,
 }
+NAMELESS = ("clipped", "softplus", "softmax")
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -169,7 +172,7 @@ def test_activation_and_residual(name: str, dtype: Any) -> None:
     want = activation(plain(x)) + residual
     variables = {"params": nnx.to_pure_dict(nnx.state(plain))}
     found = []
-    for given in (activation, name) if name != "softplus" else (activation,):
+    for given in (activation, name) if name not in NAMELESS else (activation,):
         layer = ours.nnx.Linear(16, 24, activation=given, rngs=nnx.Rngs(0), **options)
         found.append(layer(x, residual=residual))
         found.append(ours.linen.Dense(24, activation=given, **options).apply(variables, x, residual=residual))
@@ -337,6 +340,20 @@ def test_sharded(axis_type: AxisType) -> None:
     close(np.asarray(got), np.asarray(want), 0.02)
 
 
+def test_in_a_shard_map() -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    x = random(8, 16)
+    for activation in ("gelu", lambda x: jnp.clip(x, -1, 1)):
+        layer = ours.nnx.Linear(16, 24, activation=activation, dtype=BF16, rngs=nnx.Rngs(0), **NORMAL)
+        graphdef, state = nnx.split(layer)
+
+        def f(state: Any, x: jax.Array, graphdef: Any = graphdef) -> jax.Array:
+            return nnx.merge(graphdef, state)(x)
+
+        got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x")))(state, x)
+        close(np.asarray(got), np.asarray(layer(x)), 0.01)
+
+
 def test_tabulate() -> None:
     table = ours.linen.GatedMLP(32).tabulate(jax.random.key(0), jnp.ones((4, 16)))
     assert "GatedMLP" in table and "gate_proj" in table
@@ -364,6 +381,8 @@ def test_one_kernel_a_layer() -> None:
     for activation, name in ((None, "bias"), (jax.nn.relu, "bias_relu"), ("gelu", "bias_gelu")):
         (found,) = of(ours.nnx.Linear(1024, 4096, activation=activation, **options))
         assert found == name
+    layer = ours.nnx.Linear(1024, 4096, activation=lambda x: jax.nn.silu(x), **options)
+    assert of(layer) == ["bias_silu"]  # traced
     (found,) = of(ours.nnx.LinearGeneral(1024, (64, 64), activation="silu", **options))
     assert found == "bias_silu"
     (found,) = of(ours.nnx.Einsum("bd,dhk->bhk", (1024, 64, 64), (64, 64), activation="silu", **options))
