@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_bwgemm.contract import contract
@@ -75,7 +77,7 @@ def _operand(i: int, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     if not is_array(x):
         raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     check_real(name, x, dtype)
-    x = jnp.asarray(x)
+    x = np.asarray(x) if isinstance(x, numbers.Number) else jnp.asarray(x)  # a number stays known
     try:
         fits = jnp.broadcast_shapes(x.shape, shape) == shape
     except ValueError:

@@ -168,16 +168,23 @@ def _read_by(
 
 
 def read_by(
-    tree: Tree, sums: Sequence[Any], out: Any, contraction: Contraction, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+    tree: Tree,
+    sums: Sequence[Any],
+    out: Any,
+    contraction: Contraction,
+    eqns: Sequence[Eqn],
+    makers: Mapping[Any, int],
+    dtypes: Sequence[str] = (),
 ) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
     """The epilogue that computes `tree`, of the aval `out`, from the variables `sums`, of each b: the contraction with
-    its operands' modes, it, and these. `makers`: where variables are made. UnfusableError if there is none."""
+    its operands' modes, it, and these. `makers`: where variables are made; `dtypes`: an operand's, by default `out`'s.
+    UnfusableError if there is none."""
     inputs = {Leaf(x): role for x, role in zip(sums, (ACC, UP), strict=False)}
     extras, operands = {}, {}  # by role
     for leaf in _leaves(tree):
         if leaf in inputs:
             continue
-        operand, dims = _source(leaf.of, out, eqns, makers)
+        operand, dims = _source(leaf.of, out, eqns, makers, dtypes or (str(out.dtype),))
         modes = "".join(contraction.out[i] for i in dims)
         place = "mn" if len(dims) == out.ndim else "m" if modes and set(modes) <= set(contraction.free_a) else "n"
         role = _role(RESIDUAL if place == "mn" else BIAS, [x.role for x in inputs.values()])
@@ -203,9 +210,11 @@ def _role(like: Input, taken: Sequence[str]) -> str:
     return role
 
 
-def _source(x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]) -> tuple[Operand, tuple[int, ...]]:
-    """The smallest array of `out`'s dtype of which `x` is made by repeating it, and the dimension of `out` that each of
-    its own is, but those of size 1. UnfusableError if there is none."""
+def _source(
+    x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int], dtypes: Sequence[str]
+) -> tuple[Operand, tuple[int, ...]]:
+    """The smallest array of one of `dtypes` that `x` is made of by repeating it, and the dimension of `out` that each
+    of its own is, but those of size 1. UnfusableError if there is none."""
     dims: tuple[int | None, ...] = tuple(
         i if size == own else None for i, (size, own) in enumerate(zip(x.aval.shape, out.shape, strict=False))
     )
@@ -216,7 +225,7 @@ def _source(x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]) ->
     found: tuple[Operand, tuple[int, ...]] | None = None
     casts: tuple[Eqn, ...] = ()
     while True:
-        if x.aval.dtype == out.dtype:
+        if str(x.aval.dtype) in dtypes:
             ones = tuple(j for j, i in enumerate(dims) if i is None)
             found = Operand(x, ones, casts), tuple(i for i in dims if i is not None)
         eqn = eqns[makers[x]] if x in makers else None
@@ -226,7 +235,7 @@ def _source(x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]) ->
         casts = (*casts, eqn) if eqn.primitive.name in _CASTS else casts
         x, dims = eqn.invars[0], before
     if found is None:
-        raise UnfusableError(f"an operand of {x.aval.dtype}{list(x.aval.shape)} is none of {out.dtype}, repeated")
+        raise UnfusableError(f"an operand of {x.aval.dtype}{list(x.aval.shape)} is none of {dtypes[0]}, repeated")
     return found
 
 

@@ -45,9 +45,9 @@ def bound(
     jaxpr = closed.jaxpr
     acc, (out,) = jaxpr.invars[0], jaxpr.outvars
     try:
-        tree = constant(out) if isinstance(out, Literal) else _trees(closed)[out]
+        tree = constant(out) if isinstance(out, Literal) else _trees(closed, operands)[out]
         makers = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in eqn.outvars}
-        whole, epilogue, read = read_by(tree, [acc], acc.aval, contraction, jaxpr.eqns, makers)
+        whole, epilogue, read = read_by(tree, [acc], acc.aval, contraction, jaxpr.eqns, makers, ("float32", "bool"))
     except UnfusableError as error:
         return str(error)
     if ACC not in inputs(epilogue.out):
@@ -80,13 +80,16 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=outvars)
 
 
-def _trees(closed: ClosedJaxpr) -> dict[Any, Tree]:
-    """Of what is pointwise and of the sums' shape. ValueError for what is not, but depends on the sums."""
+def _trees(closed: ClosedJaxpr, operands: Sequence[jax.Array]) -> dict[Any, Tree]:
+    """Of what is pointwise and of the sums' shape, and of scalars that are known. ValueError for what is not pointwise,
+    but depends on the sums."""
     jaxpr = closed.jaxpr
     acc: Any = jaxpr.invars[0]
-    trees: dict[Any, Tree] = {x: Leaf(x) for x in jaxpr.invars}
-    known = zip(jaxpr.constvars, closed.consts, strict=True)
-    trees |= {x: Leaf(x) if jnp.shape(value) or isinstance(value, Tracer) else float(value) for x, value in known}
+    given = zip((*jaxpr.invars[1:], *jaxpr.constvars), (*operands, *closed.consts), strict=True)
+    trees: dict[Any, Tree] = {
+        x: Leaf(x) if jnp.shape(value) or isinstance(value, Tracer) else float(value) for x, value in given
+    }
+    trees[acc] = Leaf(acc)
     after = {acc}  # the sums, and what is made of them
     shape = acc.aval.shape
 

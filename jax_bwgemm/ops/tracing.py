@@ -182,6 +182,8 @@ def epilogue_of(tree: Tree, inputs: Mapping[Leaf, Input]) -> Epilogue:
     def node(tree: Tree) -> Node:
         if isinstance(tree, float):
             return Const(tree)
+        if isinstance(tree, Call) and tree.name == _FLAG and isinstance(tree.args[0], Leaf):
+            tree = tree.args[0]  # an operand is 1 where it is true
         if isinstance(tree, Leaf):
             return inputs[tree]
         pattern, holes = _matched(tree)

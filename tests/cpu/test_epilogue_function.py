@@ -39,6 +39,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a closure": (lambda acc: jax.nn.relu(acc + BIAS), ()),
     "a jitted function": (jax.jit(lambda acc, b: jnp.tanh(acc) + b), (BIAS,)),
     "a number of NumPy's": (lambda acc: acc * np.float32(2) + np.asarray(1.0), ()),
+    "a mask": (lambda acc, r: jnp.where(r > 0, acc, 0), (MATRIX,)),
+    "a scalar that is known": (lambda acc, b: acc * 2.0 + b, (BIAS,)),
     "a concrete scalar": (lambda acc: acc * jnp.asarray(2.0), ()),
 }
 
@@ -100,6 +102,24 @@ def test_shapes(a: Any, b: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_masks_and_numbers() -> None:
+    """Of bool, and scalars that are no tracers."""
+    mask = MATRIX > 0
+
+    def f(acc: Any, keep: Any, scale: Any) -> Any:
+        return jnp.where(keep, acc * scale, 0.0)
+
+    def g(acc: Any, keep: Any) -> Any:
+        return acc * keep
+
+    text = primitives(lambda x, w, m: matmul(x, w, epilogue=f, operands=(m, 2.0)), X, W, mask)
+    assert "bwgemm_fused_matmul" in text and "select_n" not in text
+    acc = jnp.matmul(X, W, preferred_element_type=F32)
+    close(matmul(X, W, epilogue=f, operands=(mask, jnp.asarray(2.0))), f(acc, mask, 2.0).astype(BF16))
+    close(matmul(X, W, epilogue=g, operands=(mask,)), g(acc, mask).astype(BF16))
+
+
+@pytest.mark.usefixtures("quiet")
 def test_dtypes() -> None:
     f, operands = FUNCTIONS["gate"]
     got = matmul(X, W, epilogue=f, operands=operands, out_dtype=F32)
@@ -156,9 +176,8 @@ own.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0]))
 ALOUD = {
     "sine": (lambda acc: jnp.sin(acc), (), "`sin` is no operation of an epilogue"),
     "a derivative of its own": (lambda acc: own(acc), (), r"a function with a derivative of its own \(`custom_jvp`\)"),
-    "a scalar": (lambda acc, s: acc * s, (jnp.asarray(2.0, BF16),), "a scalar that is computed is no operand"),
+    "a scalar": (lambda acc, b: acc * b.max(), (BIAS,), "a scalar that is computed is no operand"),
     "a constant": (lambda acc: jnp.ones_like(acc), (), "it does not read the sums"),
-    "a mask": (lambda acc, r: jnp.where(r, acc, 0), (MATRIX > 0,), "an operand of bool"),
 }
 
 
