@@ -147,15 +147,16 @@ class _Rewriter:
     def __init__(self, settings: Config) -> None:
         self.products: list[AcceleratedProduct] = []
         self._settings = settings
-        self._known: dict[int, tuple[Any, Any]] = {}  # with what has the id, which must live as long
         self._barred: str | None = None
+        self._known: dict[Any, tuple[Any, Any]] = {}  # with what has the id, which must live as long
 
     def closed(self, closed: ClosedJaxpr) -> ClosedJaxpr:
-        if id(closed) not in self._known:
+        key = id(closed), self._barred
+        if key not in self._known:
             jaxpr = self.jaxpr(closed.jaxpr)
             own = closed if jaxpr is closed.jaxpr else ClosedJaxpr(jaxpr, closed.consts)
-            self._known[id(closed)] = closed, own
-        found: ClosedJaxpr = self._known[id(closed)][1]
+            self._known[key] = closed, own
+        found: ClosedJaxpr = self._known[key][1]
         return found
 
     def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax import nnx
 from jax import lax
 
+from jax_bwgemm.dot_general import dot_general as our_dot_general
 from jax_bwgemm.flax import product
 from jax_bwgemm.flax.product import Product
 
@@ -23,7 +24,7 @@ _OWN: dict[type, dict[str, Any]] = {  # what a layer calls in place of its produ
     nnx.LinearGeneral: {"dot_general": product.dot_general, "dot_general_cls": None},
     nnx.Einsum: {"einsum_op": product.einsum},
 }
-_DEFAULTS = (None, lax.dot_general, jnp.einsum)
+_DEFAULTS = (None, lax.dot_general, jnp.einsum, our_dot_general)
 
 
 class _With:
@@ -38,7 +39,7 @@ class _With:
 
 
 def why_not(base: type, module: Any) -> str | None:
-    """None if its product is JAX's own, which can be ours."""
+    """None if its product is JAX's own, or ours."""
     given = (getattr(module, name) for name in _OWN.get(base, {}))
     own = next((x for x in given if not any(x is default for default in _DEFAULTS)), None)
     return None if own is None else f"it has a product of its own, {getattr(own, '__name__', own)}"

@@ -304,6 +304,18 @@ def test_an_unknown_policy_is_left_its_products() -> None:
     assert "a policy of `jax.checkpoint`" in reasons(f, *MLP)[0]
 
 
+def test_a_function_under_a_policy_and_without_one() -> None:
+    """What is left for the policy is not left elsewhere, and the other way round."""
+    inner = jax.jit(mlp)
+    policy = jax.checkpoint_policies.save_any_names_but_these("x")
+
+    def f(x: Any, *weights: Any) -> Any:
+        return inner(jax.checkpoint(inner, policy=policy)(inner(x, *weights), *weights), *weights)
+
+    assert fused(f, *MLP).count(None) == 2
+    assert str(jax.make_jaxpr(accelerate(f))(*MLP)).count("dot_general[") == 2
+
+
 def test_vmap() -> None:
     args = values(struct(3, 64, 32), struct(32, 128), struct(128))
     f, axes = CHAINS["relu"][0], (0, None, None)

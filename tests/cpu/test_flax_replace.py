@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from lowered import BF16, calls, hlo, struct
 
+import jax_bwgemm
+
 nn = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")
 ours = pytest.importorskip("jax_bwgemm.flax")
@@ -87,6 +89,15 @@ def test_a_layer_of_nnx_is_a_model() -> None:
     assert result.replaced == {"": "Linear"} and type(layer) is ours.nnx.Linear
     close(layer(x), want)
     assert type(result.undo()) is nnx.Linear
+
+
+def test_layers_with_our_product_have_the_bias_too() -> None:
+    layer = nnx.Linear(16, 24, dot_general=jax_bwgemm.dot_general, rngs=nnx.Rngs(0))
+    assert ours.replace(layer).replaced == {"": "Linear"}
+    model = nn.Dense(24, dot_general=jax_bwgemm.dot_general)
+    result = ours.replace(model)
+    result.model.init(jax.random.key(0), jnp.ones((4, 16)))
+    assert result.replaced == {"": "Dense"}
 
 
 def test_training_goes_on_where_a_model_is_changed() -> None:
