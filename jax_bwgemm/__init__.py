@@ -2,6 +2,7 @@
 
 from jax_bwgemm import checkpoint_policies, export
 from jax_bwgemm._version import __version__
+from jax_bwgemm.accelerate import AcceleratedProduct, AccelerationReport, accelerate
 from jax_bwgemm.autotune import TunedProduct, TuningReport, autotune
 from jax_bwgemm.collectives import all_gather_matmul, matmul_reduce_scatter
 from jax_bwgemm.dot_general import dot_general
@@ -20,6 +21,8 @@ from jax_bwgemm.runtime.record import Stats, stats
 
 __all__ = [
     "ARCHS",
+    "AcceleratedProduct",
+    "AccelerationReport",
     "Arch",
     "Explanation",
     "FallbackError",
@@ -30,6 +33,7 @@ __all__ = [
     "TunedProduct",
     "TuningReport",
     "__version__",
+    "accelerate",
     "all_gather_matmul",
     "autotune",
     "checkpoint_policies",

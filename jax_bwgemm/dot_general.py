@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.facts.contraction import of_dot_general
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.matmul import check_tile, checked_params, refuse, why_not_ours
+from jax_bwgemm.matmul import checked_params
 from jax_bwgemm.ops.primitive import product
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.runtime.config import resolve

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_bwgemm.facts.arch import ARCHS, by_name
+from jax_bwgemm.contract import check_tile, refuse, why_not_ours
+from jax_bwgemm.epilogues import matmul_with
 from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue, chain
-from jax_bwgemm.facts.legality import why_not_anyhow, why_not_dtypes
-from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.problem import FP8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.ops.precision import canonical, why_not_precision
+from jax_bwgemm.ops.precision import canonical
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
 from jax_bwgemm.ops.shape_rules import (
@@ -33,8 +33,7 @@ from jax_bwgemm.ops.shape_rules import (
     result_dtype,
     viewed,
 )
-from jax_bwgemm.runtime import record
-from jax_bwgemm.runtime.config import Config, report_fallback, resolve
+from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
 Shape = tuple[int, ...]
@@ -49,6 +48,8 @@ def matmul(
     bias: Any = None,
     activation: str | None = None,
     residual: Any = None,
+    epilogue: Callable[..., Any] | None = None,
+    operands: Sequence[Any] = (),
     precision: Any = None,
     out_sharding: Any = None,
     tile: Tile | str | None = None,
@@ -88,6 +89,12 @@ def matmul(
         bfloat16), as in `jax.nn.gelu(matmul(a, b))`, and XLA does the rest; what a gradient keeps is one array of that
         size and dtype.
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
+      epilogue: a function that is called with the float32 product and the `operands`, in place of `alpha`, `bias`,
+        `activation` and `residual`; it is traced, and must be pointwise in the product. What kernels have no operation
+        for is said, and XLA computes it from the float32 product. Its derivative is JAX's.
+      operands: arrays that broadcast to the result's shape, for `epilogue`, which gets them in float32: vectors along m
+        or n and matrices, rounded to the output dtype, as a bias is. A scalar that is computed has XLA compute the
+        epilogue; one that Python knows is a part of the function.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
         For float8, Hopper's tensor cores keep some 12 bits of a sum (Blackwell's float32); the algorithm
@@ -106,9 +113,9 @@ def matmul(
       An array of `jnp.matmul`'s shape.
 
     Raises:
-      ValueError: shapes that do not fit, operands that need an `out_dtype`, complex numbers for a real result, a
-        `precision` that lax does not know, a `tile` that cannot compute the problem on the `device` (or on any, where
-        that is open), or not as `deterministic` says, or `emulate` on CUDA.
+      ValueError: shapes that do not fit, an `epilogue` that is not pointwise, operands that need an `out_dtype`,
+        complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot compute the
+        problem on the `device` (or on any, where that is open), or not as `deterministic` says, or `emulate` on CUDA.
       TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -116,9 +123,19 @@ def matmul(
       >>> x, w = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((256, 128), jnp.bfloat16)
       >>> jax.jit(jax_bwgemm.matmul)(x, w).shape
       (512, 128)
+      >>> jax_bwgemm.matmul(x, w, epilogue=lambda acc, b, r: jax.nn.silu(acc + b) * r, operands=(bias, gate))
     """
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
     settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
+    if epilogue is not None or operands:
+        if epilogue is None or alpha != 1.0 or any(x is not None for x in (bias, activation, residual)):
+            raise ValueError(
+                "`operands` requires an `epilogue`, and that no `alpha`, `bias`, `activation` or `residual` beside it: "
+                "make them a part of the function"
+            )
+        own = checked_params(a, b, out_dtype=out_dtype, tile=tile, precision=precision, out_sharding=out_sharding)
+        own.pop("epilogue")
+        return matmul_with(a, b, epilogue, operands, settings=settings, **own)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(
         a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
@@ -211,30 +228,6 @@ def _scale(alpha: Any) -> float:
     except OverflowError:
         rule = f"a number of at most {sys.float_info.max:.2g}, which a float holds"
         raise ValueError(f"`alpha` requires {rule}, got a larger {type(alpha).__name__}: scale in steps") from None
-
-
-def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:
-    """ValueError where `tile` computes the product in no way on the planned device, or on any, where that is open: also
-    in a process whose products are XLA's."""
-    if not problem.is_static or problem.is_empty:
-        return
-    device = settings.planned_device
-    if reason := why_not_anyhow(tile, problem, (by_name(device),) if device else ARCHS.values()):
-        raise ValueError(f"`tile` {tile} cannot compute {problem} {reason}")
-
-
-def why_not_ours(problem: Problem, precision: Any) -> str | None:
-    """What is asked before anything is traced: whether some kernel of ours computes such a product."""
-    reason = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
-    if reason and problem.epilogue.is_identity and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
-        return f"{reason}; pass int32 to use a kernel"
-    return reason
-
-
-def refuse(settings: Config, problem: Problem, reason: str) -> None:
-    """Before anything is traced: a product that is XLA's on any device."""
-    record.note(record.Product(str(problem), reason=reason))
-    report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import pytest
-from fake_artifacts import catalogue, repacks, write_fake_artifacts
+from fake_artifacts import catalogue, layers, repacks, write_fake_artifacts
 from fake_machine import fake_driver, machine  # noqa: F401 - fixtures
 
+from jax_bwgemm import config
 from jax_bwgemm.facts.tile import FEW
 from jax_bwgemm.planner.plan import SWAPPED_ROWS
 
@@ -43,6 +45,15 @@ def repacks_dir(artifacts_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch
     write_fake_artifacts(tmp_path, repacks())
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{artifacts_dir}{os.pathsep}{tmp_path}")
     return tmp_path
+
+
+@pytest.fixture
+def layers_on_h200(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Planned for an H200 whose kernels are those of dense layers, by a fallback that would raise."""
+    write_fake_artifacts(tmp_path, layers())
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+    with config(device="h200", on_fallback="error"):
+        yield
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ import pathlib
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.recipe import Recipe, leaf_bytes
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
-from jax_bwgemm.facts.tile import k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.facts.tile import Tile, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.facts.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
 from jax_bwgemm.kernels.aot.refusals import lay_out
 from jax_bwgemm.runtime.artifacts import Entry, RepackEntry, write_manifest
@@ -91,6 +93,22 @@ def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[Entry]:
     """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
     other dtypes without one. All that is legal of it."""
     return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
+
+
+def layers(targets: Iterable[str] = ("sm_90a",)) -> list[Entry]:
+    """What dense layers of bfloat16 take, forward and backward, on the tile of large products and on a small one."""
+    kinds = ["identity", *("_".join(x) for x in itertools.product(("bias",), ("relu", "gelu", "silu", "residual")))]
+    kinds += ["bias", "relu", "gelu", "silu", "residual", "bias_silu_residual"]
+    epilogues = [Epilogue(fused(kind)) for kind in kinds] + [pullback("relu")]
+    gated = [unit("silu", True), kept("silu", True)]
+    tiles = [(tile, epilogues) for tile in (Tile(128, 256, cluster_m=2), Tile(64, 64))]
+    tiles += [(Tile(128, 256, cluster_m=2, gated=True), gated), (Tile(64, 64), [pullback("silu", True)])]
+    variants = [
+        Variant(target, *DTYPES[0], a, b, tile, own.out, seconds=own.seconds)
+        for target, (tile, owns), a, b in itertools.product(targets, tiles, "km", "nk")
+        for own in owns
+    ]
+    return [fake_entry(variant) for variant in variants if why_not_variant(variant) is None]
 
 
 def repacks(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[RepackEntry]:

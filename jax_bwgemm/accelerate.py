@@ -1,0 +1,298 @@
+"""`accelerate`: a function whose products have what follows them in the same kernel, found in its jaxpr."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+from jax import lax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+
+from jax_bwgemm import checkpoint_policies
+from jax_bwgemm.facts.legality import why_not_dtypes
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.ops.chains import Chain, Operand, chains
+from jax_bwgemm.ops.precision import why_not_precision
+from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
+from jax_bwgemm.ops.shape_rules import named, of_rank, viewed
+from jax_bwgemm.ops.taking import reshape_aval
+from jax_bwgemm.runtime.attempts import Asked, expected
+from jax_bwgemm.runtime.config import Config, current
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INNER = {  # primitives that run a jaxpr, or several, as they are
+    "jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "scan", "while", "cond", "custom_jvp_call",
+    "custom_vjp_call", "shard_map",
+}  # fmt: skip
+_THEIRS = jax.checkpoint_policies
+_POLICIES = {policy: policy for policy in (None, _THEIRS.everything_saveable, _THEIRS.nothing_saveable)} | {
+    _THEIRS.dots_saveable: checkpoint_policies.dots_saveable,
+    _THEIRS.dots_with_no_batch_dims_saveable: checkpoint_policies.dots_with_no_batch_dims_saveable,
+}  # with the one that knows our products, too
+_POLICIES |= {policy: policy for policy in _POLICIES.values()}
+
+
+def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
+    """`fun`, in which a kernel of this package computes a product and what follows it, where that is predicted to win.
+
+    What may follow: a scale, a bias, an activation that `matmul` knows (from `jax.nn`, or written out the same way), a
+    residual, in any order that a kernel has; and of two products of one array, what makes one of both, as a gated layer
+    does. In `fun` itself and in what it scans, branches, rematerialises, jits or
+    maps over devices. All else is computed as before: products alone (`install` is for these), and where no kernel is
+    at hand, or none is predicted to be faster than a product and XLA's pass over it. So where no GPU of ours is
+    planned for, `fun` is left as it is.
+
+    What is fused is computed in float32 and rounded once, where `fun` may round after every step: bfloat16 results
+    differ in their last bits. A value that is read elsewhere too, such as what a gradient keeps, ends the chain, and
+    is not computed again. Composes with `jax.jit`, `grad` on either side, `vmap` and shardings; like those it traces
+    at every call, so have it inside of `jax.jit`. What a `jax.checkpoint` with a policy of one's own runs is left.
+
+    Args:
+      fun: a function without side effects, as for `jax.jit`, of pytrees of arrays; what is no array is passed as it is.
+
+    Returns:
+      A function of the same arguments and results, with a method `report` of these arguments, arrays or
+      `jax.ShapeDtypeStruct`s: an `AccelerationReport`, whose `str` says what was fused, and what not and why.
+
+    Example:
+      >>> step = jax.jit(jax_bwgemm.accelerate(train_step))
+      >>> print(jax_bwgemm.accelerate(train_step).report(params, batch))
+    """
+    if not callable(fun):
+        raise TypeError(f"`accelerate` requires a function, got {type(fun).__name__}")
+    return Accelerated(fun)
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceleratedProduct:
+    """A product of a function. `epilogue`: what follows it in its kernel; None if it is left as it was, and `reason`
+    says why no more of what follows is fused. `where`: the user's line."""
+
+    problem: str
+    epilogue: str | None
+    reason: str | None
+    where: str = ""
+
+    def __str__(self) -> str:
+        what = f"fused with {self.epilogue}" if self.epilogue else "left alone"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.where + ': ' if self.where else ''}{self.problem}: {what}{reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AccelerationReport:
+    """The products of a function, in the order in which they stand; one of a function that is called twice is one."""
+
+    products: tuple[AcceleratedProduct, ...]
+
+    @property
+    def num_fused(self) -> int:
+        return sum(product.epilogue is not None for product in self.products)
+
+    def __str__(self) -> str:
+        title = f"products: {len(self.products)}, {self.num_fused} of them with an epilogue"
+        return "\n".join([title, *(f"  {product}" for product in self.products)])
+
+
+class Accelerated(Generic[P, R]):
+    """What `accelerate` returns."""
+
+    def __init__(self, fun: Callable[P, R]) -> None:
+        functools.update_wrapper(self, fun, updated=())
+        self._fun = fun
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        closed, arrays, out_tree, _ = self._rewritten(args, kwargs)
+        found: R = jax.tree.unflatten(out_tree, jaxpr_as_fun(closed)(*arrays))
+        return found
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a function in a class is one of its methods."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def report(self, *args: Any, **kwargs: Any) -> AccelerationReport:
+        """What becomes of the products of a call with these arguments, or their shapes. Computes nothing."""
+        return AccelerationReport(tuple(self._rewritten(args, kwargs)[3]))
+
+    def _rewritten(self, args: Any, kwargs: Any) -> tuple[ClosedJaxpr, list[Any], Any, list[AcceleratedProduct]]:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        idxs = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+        arrays = [leaves[i] for i in idxs]
+
+        def flat(*arrays: Any) -> Any:
+            own = list(leaves)
+            for i, x in zip(idxs, arrays, strict=True):
+                own[i] = x
+            args, kwargs = jax.tree.unflatten(tree, own)
+            return self._fun(*args, **kwargs)
+
+        closed, out = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+        rewriter = _Rewriter(dataclasses.replace(current(), on_fallback="ignore"))
+        return rewriter.closed(closed), arrays, jax.tree.structure(out), rewriter.products
+
+
+class _Rewriter:
+    """Of one function; what its jaxpr shares, it shares still."""
+
+    def __init__(self, settings: Config) -> None:
+        self.products: list[AcceleratedProduct] = []
+        self._settings = settings
+        self._barred: str | None = None
+        self._known: dict[Any, tuple[Any, Any]] = {}  # with what has the id, which must live as long
+
+    def closed(self, closed: ClosedJaxpr) -> ClosedJaxpr:
+        key = id(closed), self._barred
+        if key not in self._known:
+            jaxpr = self.jaxpr(closed.jaxpr)
+            own = closed if jaxpr is closed.jaxpr else ClosedJaxpr(jaxpr, closed.consts)
+            self._known[key] = closed, own
+        found: ClosedJaxpr = self._known[key][1]
+        return found
+
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        eqns = [self._inner(eqn) for eqn in jaxpr.eqns]
+        is_changed = any(x is not y for x, y in zip(eqns, jaxpr.eqns, strict=True))
+        for product in [eqn.outvars[0] for eqn in eqns if eqn.primitive.name == "dot_general"]:
+            idx = next((i for i, eqn in enumerate(eqns) if product in eqn.outvars), None)
+            made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars)  # None: a gated one has it
+            is_changed |= made is not None
+            eqns = made or eqns
+        return jaxpr.replace(eqns=eqns) if is_changed else jaxpr
+
+    def _inner(self, eqn: JaxprEqn) -> JaxprEqn:
+        """With what it runs rewritten."""
+        name, params = eqn.primitive.name, dict(eqn.params)
+        if name not in _INNER:
+            return eqn
+        policy, before = params.get("policy"), self._barred
+        if policy in _POLICIES:
+            params |= {"policy": _POLICIES[policy]} if "policy" in params else {}
+        else:
+            self._barred = f"a policy of `jax.checkpoint` that may know JAX's products alone, {_name(policy)}"
+        own = {key: self._value(value) for key, value in params.items()}
+        self._barred = before
+        return eqn.replace(params=own) if any(own[key] is not eqn.params[key] for key in own) else eqn
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return self.closed(value)
+        if isinstance(value, Jaxpr):
+            return self.jaxpr(value)
+        if isinstance(value, tuple) and any(isinstance(x, ClosedJaxpr | Jaxpr) for x in value):
+            own = tuple(map(self._value, value))
+            return own if any(x is not y for x, y in zip(own, value, strict=True)) else value
+        return value
+
+    def _fused(self, eqns: list[JaxprEqn], idx: int, outvars: list[Any]) -> list[JaxprEqn] | None:
+        """The equations with the longest chain of a product in one that gains; None if none does."""
+        reason, where = None, _line(eqns[idx])
+        for found in chains(eqns, idx, outvars):
+            asked = self._barred or (found if isinstance(found, str) else self._why_not(eqns, found))
+            if isinstance(found, Chain) and not isinstance(asked, str):
+                made = self._equations(eqns, found)
+                self.products.append(AcceleratedProduct(str(asked), found.epilogue.kind, reason, where))
+                return made
+            reason = reason or textwrap.shorten(str(asked), 160)
+        avals: list[Any] = [x.aval for x in eqns[idx].invars]
+        a, b = (f"{aval.dtype}{list(aval.shape)}" for aval in avals)
+        reason = reason or "nothing follows it that an epilogue has"
+        self.products.append(AcceleratedProduct(f"{a} by {b}", None, reason, where))
+        return None
+
+    def _why_not(self, eqns: list[JaxprEqn], chain: Chain) -> str | Problem:
+        """Why no kernel gains from computing all of `chain`, or the problem that it poses."""
+        if chain.is_passed_over:
+            return "XLA passes over what follows it anyway"
+        params = self._params(eqns, chain)
+        avals = [x.aval for x in (*_factors(eqns, chain), *(_bare(operand, []) for operand in chain.operands))]
+        view, problem = viewed(avals, **params)
+        if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
+            return reason
+        if not problem.is_static or problem.is_empty:
+            return "its sizes are not known before it runs, or 0"
+        if view.moves or not view.fuses:
+            return "no kernel reads the operands as they lie"
+        settings = self._settings
+        compiles = settings.compile_missing == "auto"
+        attempt = expected(
+            Asked(problem, settings.planned_device, None, settings.is_emulated, compiles, view.has_other)
+        )
+        if attempt.is_fused and (attempt.entry is not None or attempt.is_missing):
+            return problem
+        return attempt.reason or "it is XLA's"
+
+    def _params(self, eqns: list[JaxprEqn], chain: Chain) -> dict[str, Any]:
+        """Of our primitive."""
+        dot: Any = eqns[chain.products[0]]
+        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim)
+        return {
+            "contraction": chain.contraction,
+            "out_dtype": chain.out.aval.dtype,
+            "epilogue": chain.epilogue,
+            "precision": dot.params["precision"],
+            "tile": None,
+            "out_sharding": sharding,
+            "settings": self._settings,
+        }
+
+    def _equations(self, eqns: list[JaxprEqn], chain: Chain) -> list[JaxprEqn]:
+        """With one in the place of the chain's last."""
+        last = chain.members[-1]
+        made: list[JaxprEqn] = []
+        operands = [_bare(operand, made) for operand in chain.operands]
+        own = eqns[chain.products[0]].replace(
+            primitive=matmul_p if is_linear(chain.epilogue) else fused_matmul_p,
+            invars=[*_factors(eqns, chain), *operands],
+            outvars=[chain.out],
+            params=self._params(eqns, chain),
+        )
+
+        def placed() -> Iterator[JaxprEqn]:
+            for i, eqn in enumerate(eqns):
+                if i == last:
+                    yield from (*made, own)
+                elif i not in chain.members:
+                    yield eqn
+
+        return list(placed())
+
+
+def _factors(eqns: list[JaxprEqn], chain: Chain) -> list[Any]:
+    """a, and the b of each product."""
+    return [eqns[chain.products[0]].invars[0], *(eqns[i].invars[1] for i in chain.products)]
+
+
+def _line(eqn: JaxprEqn) -> str:
+    """The user's, as `explain` shows it."""
+    found = re.match(r"(.*?):(\d+)", source_info_util.summarize(eqn.source_info))
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else ""
+
+
+def _name(policy: Any) -> str:
+    return str(getattr(policy, "__qualname__", policy))
+
+
+def _bare(operand: Operand, made: list[JaxprEqn]) -> Var:
+    """The variable as the primitive takes it, varying as the chain's does; the equations are appended to `made`."""
+    x: Any = operand.var
+    if operand.ones:
+        (squeeze,) = jax.make_jaxpr(lambda x: lax.squeeze(x, operand.ones))(x.aval).jaxpr.eqns
+        made.append(squeeze.replace(invars=[x]))
+        x = squeeze.outvars[0]
+    for eqn in reversed(operand.casts):
+        to: Any = eqn.outvars[0].aval
+        cast = Var(reshape_aval(to, x.aval.shape).update(dtype=x.aval.dtype))
+        made.append(eqn.replace(invars=[x], outvars=[cast]))
+        x = cast
+    found: Var = x
+    return found

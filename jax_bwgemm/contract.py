@@ -1,0 +1,102 @@
+"""`contract`: a product of operands of any rank and its epilogue, by ours or by XLA; and what is asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_bwgemm.facts.arch import ARCHS, by_name
+from jax_bwgemm.facts.contraction import Contraction
+from jax_bwgemm.facts.epilogue import Epilogue
+from jax_bwgemm.facts.legality import why_not_anyhow, why_not_dtypes
+from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.ops.precision import canonical, for_xla, why_not_precision
+from jax_bwgemm.ops.primitive import fused_product
+from jax_bwgemm.ops.reference import aligned, finish
+from jax_bwgemm.ops.shape_rules import named, reordered, viewed
+from jax_bwgemm.runtime import record
+from jax_bwgemm.runtime.config import Config, report_fallback
+
+
+def contract(
+    a: jax.Array,
+    b: jax.Array,
+    operands: Sequence[jax.Array] = (),
+    *,
+    contraction: Contraction,
+    out_dtype: Any,
+    settings: Config,
+    epilogue: Epilogue | None = None,
+    tile: Tile | None = None,
+    precision: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The result of `epilogue`, in `out_dtype`; `operands` are what it reads, with the modes of `contraction.extras`.
+
+    What is not ours is XLA's, from a product in float32 (or wider), as loudly as `settings` say. ValueError where
+    `tile` computes it in no way.
+    """
+    given: dict[str, Any] = {
+        "contraction": contraction,
+        "out_dtype": jnp.dtype(out_dtype),
+        "epilogue": epilogue or Epilogue(),
+        "precision": canonical(precision),
+        "out_sharding": named(out_sharding),
+    }
+    operands = [x.astype(out_dtype) for x in operands]
+    problem = viewed((a, b, *operands), **given)[1]
+    if reason := why_not_ours(problem, given["precision"]):
+        refuse(settings, problem, reason)
+        return _by_xla(a, b, operands, **given)
+    if tile is not None:
+        check_tile(tile, problem, settings)
+    return fused_product(a, b, operands, settings=settings, tile=tile, **given)[0]
+
+
+def _by_xla(
+    a: jax.Array,
+    b: jax.Array,
+    operands: Sequence[jax.Array],
+    *,
+    contraction: Contraction,
+    out_dtype: Any,
+    epilogue: Epilogue,
+    precision: Any,
+    out_sharding: Any,
+) -> jax.Array:
+    is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
+    dtype = out_dtype if is_plain else jnp.promote_types(out_dtype, jnp.float32)
+    if out_sharding is not None:
+        out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
+    dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)
+    acc = lax.transpose(dot, [contraction.dot_out.index(mode) for mode in contraction.out])
+    return acc if is_plain else finish((acc,), epilogue, aligned(operands, contraction), out_dtype)[0]
+
+
+def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:
+    """ValueError where `tile` computes the product in no way on the planned device, or on any, where that is open: also
+    in a process whose products are XLA's."""
+    if not problem.is_static or problem.is_empty:
+        return
+    device = settings.planned_device
+    if reason := why_not_anyhow(tile, problem, (by_name(device),) if device else ARCHS.values()):
+        raise ValueError(f"`tile` {tile} cannot compute {problem} {reason}")
+
+
+def why_not_ours(problem: Problem, precision: Any) -> str | None:
+    """What is asked before anything is traced: whether some kernel of ours computes such a product."""
+    reason = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
+    if reason and problem.epilogue.is_identity and {problem.a_dtype, problem.b_dtype} <= set(INT8_DTYPES):
+        return f"{reason}; pass int32 to use a kernel"
+    return reason
+
+
+def refuse(settings: Config, problem: Problem, reason: str) -> None:
+    """Before anything is traced: a product that is XLA's on any device."""
+    record.note(record.Product(str(problem), reason=reason))
+    report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))

@@ -1,0 +1,257 @@
+"""Products of a jaxpr and the pointwise equations that follow them. Knows no kernel, no price and no device.
+
+A chain ends where a value of it is read elsewhere: what a gradient keeps, for one, is never computed a second time.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jax_bwgemm.facts.contraction import Contraction, of_dot_general
+from jax_bwgemm.facts.epilogue import ACC, BIAS, RESIDUAL, UP, Epilogue, Input
+from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
+
+Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
+_RESULTS = ("bfloat16", "float16", "float32")
+_POINTWISE = {
+    "abs", "add", "add_any", "and", "atan2", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "div",
+    "eq", "erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le",
+    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "rem",
+    "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub", "tan", "tanh", "xor",
+}  # what XLA computes in one pass with what is before and behind it  # fmt: skip
+_CASTS = ("pvary", "pcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """A product, or the two of a gated one, and what follows up to `out`, the result of the last of `members`.
+
+    `members` and `products`: equations, the latter in the order in which the contraction has their b. `operands`: what
+    `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out` is pointwise, a
+    pass of XLA's that could do all of `epilogue`, too.
+    """
+
+    members: tuple[int, ...]
+    products: tuple[int, ...]
+    out: Any
+    contraction: Contraction
+    epilogue: Epilogue
+    operands: tuple[Operand, ...]
+    is_passed_over: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A variable without its dimensions `ones`, of size 1; `casts`: equations that make it vary over mesh axes, the
+    last first, to be repeated for it."""
+
+    var: Any
+    ones: tuple[int, ...] = ()
+    casts: tuple[Eqn, ...] = ()
+
+
+def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Chain | str]:
+    """Of the product `eqns[idx]` of a jaxpr with these `outvars`, first with a later one of the same a, then alone: the
+    longest chain first. What ends it, and what cannot be fused, is said between, as text."""
+    makers = {x: i for i, eqn in enumerate(eqns) for x in eqn.outvars}
+    readers = _readers(eqns, outvars)
+    for other in _partners(eqns, idx):
+        for products in ((idx, other), (other, idx)):
+            found = _of_products(eqns, products, makers, readers)
+            yield from (chain for chain in found if isinstance(chain, Chain))
+    yield from _of_products(eqns, (idx,), makers, readers)
+
+
+def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
+    """Products behind `eqns[idx]` that differ from it in b alone."""
+    one = eqns[idx]
+
+    def is_alike(eqn: Eqn) -> bool:
+        if eqn.primitive.name != "dot_general" or eqn.params != one.params:
+            return False
+        avals = [x.aval for x in (one.invars[1], eqn.invars[1])]
+        return eqn.invars[0] is one.invars[0] and avals[0].shape == avals[1].shape and avals[0].dtype == avals[1].dtype
+
+    return [i for i in range(idx + 1, len(eqns)) if is_alike(eqns[i])]
+
+
+def _of_products(
+    eqns: Sequence[Eqn], products: tuple[int, ...], makers: Mapping[Any, int], readers: Mapping[Any, set[int]]
+) -> Iterator[Chain | str]:
+    trees, refusal = _cone(eqns, products)
+    if refusal:
+        yield refusal
+    for out in sorted(trees, key=lambda x: -makers[x]):
+        if isinstance(trees[out], Leaf) or str(out.aval.dtype) not in _RESULTS:
+            continue
+        own = _ancestors(out, makers, trees, eqns)
+        if not set(products) <= set(own):
+            continue
+        if any(not readers[eqns[i].outvars[0]] <= set(own) for i in own[:-1]):
+            yield "what is in it is read elsewhere, too"
+            continue
+        try:
+            is_passed_over = all(i >= 0 and is_pointwise(eqns[i]) for i in readers[out])
+            contraction, epilogue, operands = _read_by(trees[out], products, out.aval, eqns, makers)
+            yield Chain(tuple(own), products, out, contraction, epilogue, operands, is_passed_over)
+        except UnfusableError as error:
+            yield str(error)
+
+
+def _cone(eqns: Sequence[Eqn], products: tuple[int, ...]) -> tuple[dict[Any, Tree], str]:
+    """What pointwise equations make of products, and the first reason why one is none of them."""
+    sums = [eqns[i].outvars[0] for i in products]
+    trees: dict[Any, Tree] = {x: Leaf(x) for x in sums}
+    refusal = ""
+
+    def read(x: Any) -> Tree:
+        return constant(x) if isinstance(x, Literal) else trees.get(x, Leaf(x))
+
+    for eqn in eqns[min(products) + 1 :]:
+        if not any(not isinstance(x, Literal) and x in trees for x in eqn.invars):
+            continue
+        if any(x.aval.shape != sums[0].aval.shape for x in eqn.outvars):
+            continue
+        try:
+            trees[eqn.outvars[0]] = tree_of(eqn, [read(x) for x in eqn.invars])
+        except UnfusableError as error:
+            refusal = refusal or str(error)
+    return trees, refusal
+
+
+def _readers(eqns: Sequence[Eqn], outvars: Sequence[Any]) -> Mapping[Any, set[int]]:
+    """The equations that read a variable; -1: it is a result."""
+    found: dict[Any, set[int]] = collections.defaultdict(set)
+    for i, eqn in enumerate(eqns):
+        for x in eqn.invars:
+            if not isinstance(x, Literal):
+                found[x].add(i)
+    for x in outvars:
+        if not isinstance(x, Literal):
+            found[x].add(-1)
+    return found
+
+
+def _ancestors(out: Any, makers: Mapping[Any, int], trees: Mapping[Any, Tree], eqns: Sequence[Eqn]) -> list[int]:
+    """The equations of the cone that make `out`, in order."""
+    found, todo = set(), [out]
+    while todo:
+        i = makers[todo.pop()]
+        if i not in found:
+            found.add(i)
+            todo += [x for x in eqns[i].invars if not isinstance(x, Literal) and x in trees]
+    return sorted(found)
+
+
+def is_pointwise(eqn: Eqn) -> bool:
+    """Whether XLA makes a pass over its operands of it, together with others."""
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call"):
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        return all(map(is_pointwise, inner.jaxpr.eqns))
+    is_constant = eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ()
+    return is_constant or eqn.primitive.name in _POINTWISE
+
+
+def _read_by(
+    tree: Tree, products: Sequence[int], out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
+    dot = eqns[products[0]]
+    a, b = dot.invars
+    contraction = of_dot_general(a.aval.ndim, b.aval.ndim, dot.params["dimension_numbers"])
+    contraction = dataclasses.replace(contraction, num_bs=len(products))
+    return read_by(tree, [eqns[i].outvars[0] for i in products], out, contraction, eqns, makers)
+
+
+def read_by(
+    tree: Tree,
+    sums: Sequence[Any],
+    out: Any,
+    contraction: Contraction,
+    eqns: Sequence[Eqn],
+    makers: Mapping[Any, int],
+    dtypes: Sequence[str] = (),
+) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
+    """The epilogue that computes `tree`, of the aval `out`, from the variables `sums`, of each b: the contraction with
+    its operands' modes, it, and these. `makers`: where variables are made; `dtypes`: an operand's, by default `out`'s.
+    UnfusableError if there is none."""
+    inputs = {Leaf(x): role for x, role in zip(sums, (ACC, UP), strict=False)}
+    extras, operands = {}, {}  # by role
+    for leaf in _leaves(tree):
+        if leaf in inputs:
+            continue
+        operand, dims = _source(leaf.of, out, eqns, makers, dtypes or (str(out.dtype),))
+        modes = "".join(contraction.out[i] for i in dims)
+        place = "mn" if len(dims) == out.ndim else "m" if modes and set(modes) <= set(contraction.free_a) else "n"
+        role = _role(RESIDUAL if place == "mn" else BIAS, [x.role for x in inputs.values()])
+        inputs[leaf], extras[role], operands[role] = Input(role, place), modes, operand
+    epilogue = epilogue_of(tree, inputs)
+    roles = [x.role for x in epilogue.operands]
+    whole = dataclasses.replace(contraction, extras=tuple(extras[role] for role in roles))
+    return whole, epilogue, tuple(operands[role] for role in roles)
+
+
+def _leaves(tree: Tree) -> tuple[Leaf, ...]:
+    if isinstance(tree, Leaf):
+        return (tree,)
+    args = () if isinstance(tree, float) else tree.args
+    return tuple(dict.fromkeys(leaf for arg in args for leaf in _leaves(arg)))
+
+
+def _role(like: Input, taken: Sequence[str]) -> str:
+    """A second bias is called as a gated product's is, a third likewise, and matrices too."""
+    role = like.role
+    while role in taken:
+        role += "_up"
+    return role
+
+
+def _source(
+    x: Any, out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int], dtypes: Sequence[str]
+) -> tuple[Operand, tuple[int, ...]]:
+    """The smallest array of one of `dtypes` that `x` is made of by repeating it, and the dimension of `out` that each
+    of its own is, but those of size 1. UnfusableError if there is none."""
+    dims: tuple[int | None, ...] = tuple(
+        i if size == own else None for i, (size, own) in enumerate(zip(x.aval.shape, out.shape, strict=False))
+    )
+    if x.aval.ndim == 0:
+        raise UnfusableError("a scalar that is computed is no operand of an epilogue yet")
+    if x.aval.ndim != out.ndim:
+        raise UnfusableError(f"an operand of shape {x.aval.shape} is neither a vector nor of the result's shape")
+    found: tuple[Operand, tuple[int, ...]] | None = None
+    casts: tuple[Eqn, ...] = ()
+    while True:
+        if str(x.aval.dtype) in dtypes:
+            ones = tuple(j for j, i in enumerate(dims) if i is None)
+            found = Operand(x, ones, casts), tuple(i for i in dims if i is not None)
+        eqn = eqns[makers[x]] if x in makers else None
+        before = None if eqn is None else dims if eqn.primitive.name in _CASTS else _before(eqn, dims)
+        if eqn is None or before is None or isinstance(eqn.invars[0], Literal):
+            break
+        casts = (*casts, eqn) if eqn.primitive.name in _CASTS else casts
+        x, dims = eqn.invars[0], before
+    if found is None:
+        raise UnfusableError(f"an operand of {x.aval.dtype}{list(x.aval.shape)} is none of {dtypes[0]}, repeated")
+    return found
+
+
+def _before(eqn: Eqn, dims: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+    """The dimensions of an equation's operand, from its result's; None if it does more than repeat that."""
+    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape if eqn.invars else ()
+    if name == "convert_element_type":
+        return dims if str(eqn.invars[0].aval.dtype) in _RESULTS else None
+    if name == "broadcast_in_dim":
+        to = eqn.params["broadcast_dimensions"]
+        is_whole = [shape[i] == eqn.params["shape"][j] for i, j in enumerate(to)]
+        return tuple(dims[j] if whole else None for j, whole in zip(to, is_whole, strict=True))
+    if name == "squeeze" or (name == "reshape" and eqn.params["dimensions"] is None):
+        result = eqn.outvars[0].aval.shape
+        if [size for size in shape if size != 1] != [size for size in result if size != 1]:
+            return None
+        real = iter([dim for dim, size in zip(dims, result, strict=True) if size != 1])
+        return tuple(None if size == 1 else next(real) for size in shape)
+    return None

@@ -1,0 +1,237 @@
+"""Pointwise parts of a jaxpr as an epilogue's expressions.
+
+What an operation looks like in a jaxpr is what JAX traces of its meaning in `reference.OPS`: so whatever kernels learn
+is known here, too. Functions that are jitted inside are looked through; one with a derivative of its own (custom_jvp)
+is an operation only as a whole, since its derivative may be another. Knows no shape, no kernel and no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Const, Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import OPS as KNOWN_OPS
+from jax_bwgemm.ops.reference import OPS
+
+MAX_SIZE = 256  # of a tree, in which what is used twice stands twice
+_COMMUTATIVE = ("add", "mul", "max", "min")
+_FLAG = "flag"  # of what is true: 1, else 0
+_MIRRORED = {"lt": "gt", "le": "ge"}
+_SAME = {"add_any": "add"}  # the sum of two cotangents
+_SPREADING = ("broadcast_in_dim", "pvary", "pcast")  # a constant is what it was
+_FLOATS = ("bfloat16", "float16", "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What an expression reads: a variable of a jaxpr, or the name of a hole in a pattern."""
+
+    of: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A primitive of JAX's by its name, with what else decides what it computes."""
+
+    name: str
+    args: tuple[Tree, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        return 1 + sum(arg.size if isinstance(arg, Call) else 1 for arg in self.args)
+
+
+Tree = Leaf | Call | float
+JITS, _CUSTOM = ("jit", "pjit"), "custom_jvp_call"
+_DECIDING = {"integer_pow": ("y",)}  # the params that decide what a primitive computes
+
+
+class UnfusableError(ValueError):
+    """Its text says what is no epilogue's, by JAX's name."""
+
+
+def tree_of(eqn: Any, args: Sequence[Tree], names: frozenset[str] | None = None) -> Tree:
+    """Of the result of a pointwise equation, whose operands are `args`. UnfusableError if it is none.
+
+    Conversions between floats are none: an epilogue is in float32, and rounded once. `names`: of the primitives that
+    operations are made of, which are those of the patterns.
+    """
+    names = _names() if names is None else names
+    name = _SAME.get(eqn.primitive.name, eqn.primitive.name)
+    if len(eqn.outvars) != 1:
+        raise UnfusableError(f"`{name}` has {len(eqn.outvars)} results")
+    if name in (*JITS, _CUSTOM):
+        inner = eqn.params["call_jaxpr" if name == _CUSTOM else "jaxpr"]
+        (found,) = trees_of(inner, args, names)
+        return _checked(Call(name, (found,))) if name == _CUSTOM else found
+    if name == "copy" or (name in _SPREADING and isinstance(args[0], float)):
+        return args[0]
+    if name == "convert_element_type":
+        return _converted(args[0], *(str(x.aval.dtype) for x in (*eqn.invars, *eqn.outvars)))
+    if name not in names and _MIRRORED.get(name) not in names:
+        raise UnfusableError(f"`{name}` is no operation of an epilogue")
+    if name in _MIRRORED:
+        return _checked(Call(_MIRRORED[name], tuple(args[::-1])))
+    if name == "select_n":
+        args = [_nonzero(args[0]), *args[1:]]
+    own = [eqn.params[param] for param in _DECIDING.get(name, ())]
+    return _checked(Call("_".join(map(str, (name, *own))), tuple(args)))
+
+
+def _converted(tree: Tree, given: str, dtype: str) -> Tree:
+    if given == "bool" and dtype in _FLOATS:
+        return Call(_FLAG, (tree,))
+    if not isinstance(tree, float) and not {given, dtype} <= set(_FLOATS):
+        raise UnfusableError(f"`convert_element_type` from {given} to {dtype} is no operation of an epilogue")
+    return tree
+
+
+def _nonzero(predicate: Tree) -> Tree:
+    """What is chosen by, in the one form: that a number is not 0."""
+    if isinstance(predicate, Call) and predicate.name == "ne" and predicate.args[1] == 0.0:
+        return predicate
+    return Call("ne", (Call(_FLAG, (predicate,)), 0.0))
+
+
+def trees_of(jaxpr: ClosedJaxpr, args: Sequence[Tree], names: frozenset[str] | None = None) -> list[Tree]:
+    """Of the results of a jaxpr, every equation of which is pointwise."""
+    inner = jaxpr.jaxpr
+    known: dict[Any, Tree] = dict(zip(inner.constvars, map(_constant, jaxpr.consts), strict=True))
+    known |= zip(inner.invars, args, strict=True)
+
+    def read(x: Any) -> Tree:
+        return constant(x) if isinstance(x, Literal) else known[x]
+
+    for eqn in inner.eqns:
+        known[eqn.outvars[0]] = tree_of(eqn, [read(x) for x in eqn.invars], names)
+    return [read(x) for x in inner.outvars]
+
+
+def constant(literal: Any) -> float:
+    """UnfusableError if it is no scalar."""
+    return _constant(literal.val)
+
+
+def _constant(value: Any) -> float:
+    dtype, shape = jnp.result_type(value), np.shape(value)
+    if shape != () or not jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.complexfloating):
+        raise UnfusableError(f"a constant of {dtype}{list(shape)} is no scalar of an epilogue")
+    return float(value)
+
+
+def _checked(call: Call) -> Call:
+    if call.size > MAX_SIZE:
+        raise UnfusableError(f"an expression of more than {MAX_SIZE} operations is no epilogue")
+    return call
+
+
+class _AnyName(frozenset[str]):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pattern:
+    """How an operation looks: a tree with holes for its arguments."""
+
+    op: str
+    tree: Call
+    holes: tuple[Leaf, ...]
+
+
+@functools.lru_cache(maxsize=1)
+def _patterns() -> tuple[_Pattern, ...]:
+    """The largest first, so that silu is found before the multiplication in it. In a jaxpr, constants have been rounded
+    to the dtype that it was traced with."""
+    found: dict[_Pattern, None] = {}
+    for op, function in OPS.items():
+        holes = tuple(map(Leaf, range(KNOWN_OPS[op].num_args)))
+        for dtype in _FLOATS:
+            one = jax.ShapeDtypeStruct((2,), jnp.dtype(dtype))
+            (tree,) = trees_of(jax.make_jaxpr(function)(*[one] * len(holes)), holes, _AnyName())
+            if isinstance(tree, Call):
+                found[_Pattern(op, tree, holes)] = None
+    return tuple(sorted(found, key=lambda pattern: -pattern.tree.size))
+
+
+@functools.lru_cache(maxsize=1)
+def _names() -> frozenset[str]:
+    """Of the primitives in the patterns."""
+
+    def names(tree: Tree) -> set[str]:
+        if not isinstance(tree, Call):
+            return set()
+        bare = next((name for name in _DECIDING if tree.name.startswith(name)), tree.name)
+        return {bare}.union(*map(names, tree.args))
+
+    return frozenset().union(*(names(pattern.tree) for pattern in _patterns()))
+
+
+def epilogue_of(tree: Tree, inputs: Mapping[Leaf, Input]) -> Epilogue:
+    """The result `tree`, which reads `inputs`. UnfusableError names what is no operation of an epilogue."""
+    scalars: dict[str, float] = {}
+
+    def node(tree: Tree) -> Node:
+        if isinstance(tree, float):
+            return Const(tree)
+        if isinstance(tree, Call) and tree.name == _FLAG and isinstance(tree.args[0], Leaf):
+            tree = tree.args[0]  # an operand is 1 where it is true
+        if isinstance(tree, Leaf):
+            return inputs[tree]
+        pattern, holes = _matched(tree)
+        args = [holes[hole] for hole in pattern.holes]
+        if pattern.op in _COMMUTATIVE and not _reads_acc(args[0], inputs):
+            args.reverse()  # a chain reads the sums first
+        by = args[-1]
+        if pattern.op == "mul" and isinstance(by, float) and _is_acc(args[0], inputs):
+            if scalars.setdefault(ALPHA.role, by) == by:  # a scale, which kernels take as a parameter
+                return Apply("mul", (ACC, ALPHA))
+            return Apply("mul", (ACC, Const(by)))
+        return Apply(pattern.op, tuple(map(node, args)))
+
+    return Epilogue(node(tree), tuple(scalars.items()))
+
+
+def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:
+    for pattern in _patterns():
+        if (found := _unify(pattern.tree, tree, {})) is not None:
+            return pattern, found
+    if tree.name == _CUSTOM:
+        raise UnfusableError("a function with a derivative of its own (`custom_jvp`) is no operation of an epilogue")
+    raise UnfusableError(f"`{tree.name}` is no operation of an epilogue")
+
+
+def _unify(pattern: Tree, tree: Tree, holes: dict[Leaf, Tree]) -> dict[Leaf, Tree] | None:
+    """What stands in the place of each hole; None where the two differ."""
+    if isinstance(pattern, Leaf):
+        return holes | {pattern: tree} if holes.get(pattern, tree) == tree else None
+    if not isinstance(pattern, Call) or not isinstance(tree, Call):
+        return holes if pattern == tree else None
+    if pattern.name != tree.name or len(pattern.args) != len(tree.args):
+        return None
+    orders = [tree.args, tree.args[::-1]] if tree.name in _COMMUTATIVE else [tree.args]
+    for args in orders:
+        found: dict[Leaf, Tree] | None = holes
+        for one, other in zip(pattern.args, args, strict=True):
+            found = found if found is None else _unify(one, other, found)
+        if found is not None:
+            return found
+    return None
+
+
+def _reads_acc(tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:
+    if isinstance(tree, Call):
+        return any(_reads_acc(arg, inputs) for arg in tree.args)
+    return _is_acc(tree, inputs)
+
+
+def _is_acc(tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:
+    return isinstance(tree, Leaf) and inputs[tree] == ACC
