@@ -33,7 +33,9 @@ def main(rung: Rung) -> None:
         return
     print(f"no {rung.arch} GPU is used: in the emulator, every rule of the PTX ISA that it knows checked\n")
     if _shows_sharing(rung):
-        print(f"CTA 0 as the running kernel shows it: {_sharing.seen(rung)}\n")
+        for rank in _shown(rung)[: 3 - rung.tile.cta_group]:  # the odd CTA of a pair commits nothing
+            print(f"CTA {rank} as the running kernel shows it: {_sharing.seen(rung, rank)}")
+        print()
     even = _shape(given, EMULATED)
     _show_counts(even, {each: _checked(each, even) for each in rungs})
     if not given:
@@ -62,8 +64,14 @@ def _introduce(rung: Rung, before: Rung | None) -> None:
         print(f"  - {change}")
     print(f"  tile {rung.tile}, {rung.num_stages} stages, {rung.num_threads} threads, {rung.smem_bytes} bytes of smem")
     if _shows_sharing(rung):
-        print(f"  CTA 0 shares: {_sharing.computed(rung.tile)}")
+        for rank in _shown(rung):
+            print(f"  CTA {rank} shares: {_sharing.computed(rung.tile, rank)}")
     print()
+
+
+def _shown(rung: Rung) -> list[int]:
+    """The first CTA, and in a cluster of 4x4 the one at (3, 2), whose masks are those of other rows and columns."""
+    return [0, 11] if rung.tile.cluster_ctas == 16 else [0]
 
 
 def _shows_sharing(rung: Rung) -> bool:

@@ -20,7 +20,7 @@ import _sharing  # noqa: E402
 import pictures  # noqa: E402
 import table  # noqa: E402
 
-from jax_bwgemm.emulator import Fault, Schedule  # noqa: E402
+from jax_bwgemm.emulator import Counters, Fault, Schedule  # noqa: E402
 
 PAGE = (ROOT / "docs" / "two_cta.md").read_text()
 # (m, n, k): whole cluster tiles, and sizes with an edge in each dimension; the last row of CTAs has nothing to do.
@@ -66,6 +66,21 @@ def test_masks(name: str, rank: int) -> None:
 @pytest.mark.parametrize("name", ["two_cta_multicast", "one_cta_multicast"])
 def test_running_kernel_shows_the_masks(name: str) -> None:
     assert dataclasses.astuple(_sharing.seen(_common.rung_of(name))) == PUBLISHED[name, 0]
+
+
+@pytest.mark.parametrize("name", ["two_cta_multicast", "one_cta_multicast"])
+def test_print_shows_the_masks(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first CTA and of CTA 11, computed and seen; the odd CTA of a pair has no commits to be seen."""
+    monkeypatch.setattr(_cli, "_checked", lambda rung, shape: Counters())
+    monkeypatch.setattr(_cli, "_show_counts", lambda shape, found: None)
+    monkeypatch.setattr(sys, "argv", [name, "--emulate"])
+    _cli.main(_common.rung_of(name))
+    printed = capsys.readouterr().out
+    for rank in (0, 11):
+        text = str(_sharing.Sharing(*PUBLISHED[name, rank]))
+        assert f"CTA {rank} shares: {text}" in printed
+        is_seen = rank == 0 or name == "one_cta_multicast"
+        assert (f"CTA {rank} as the running kernel shows it: {text}" in printed) == is_seen
 
 
 def page_table() -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_bwgemm.emulator import Fault
+from jax_bwgemm.emulator import Fault, Schedule
 from tests.emu.snippet import lanes_of, run_snippet
 
 INIT = "mov.b32 %r10, smem; mov.u32 %r1, %tid.x; elect.sync %r11|%p1, -1;"
@@ -181,3 +181,30 @@ def test_lanes_initialise_barriers_of_their_own() -> None:
     """
     )
     assert lanes_of(body, "%r4").tolist() == [1] * 32
+
+
+DEPENDS = (
+    INIT
+    + """
+mov.b32 %r2, 1; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [%r10], %r2;
+@%p2 mbarrier.init.shared.b64 [%r10+8], %r2; bar.sync 0; setp.lt.u32 %p3, %r1, 32; @%p3 bra OTHER;
+@%p1 mbarrier.arrive.shared.b64 _, [%r10]; bra END;
+OTHER: mbarrier.test_wait.parity.shared.b64 %p4, [%r10], 0; @%p4 bra END;
+NEVER: mbarrier.try_wait.parity.shared.b64 %p5, [%r10+8], 0; @%p5 bra END; bra NEVER; END:
+"""
+)
+
+
+def test_a_deadlock_that_depends_on_who_comes_first() -> None:
+    """Whoever looks before the arrival waits for ever: seen under some seeds, never where warps take turns in order."""
+
+    def deadlocks(schedule: Schedule) -> bool:
+        try:
+            run_snippet(DEPENDS, threads=64, schedule=schedule)
+        except Fault as fault:
+            assert fault.rule == "deadlock"
+            return True
+        return False
+
+    assert not any(map(deadlocks, Schedule.standard()[:4]))
+    assert 4 <= sum(map(deadlocks, Schedule.randoms(16))) <= 12
