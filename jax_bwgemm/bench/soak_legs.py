@@ -216,7 +216,6 @@ def products(load: Load) -> dict[str, Any]:
         once(load, tally, seed, devices[seed % len(devices)], options[seed % len(options)], repeats=1)
         if seed and seed % 1000 == 0:
             print(f"{seed} products, {tally.num_wrong} wrong, {tally.num_errors} errors", flush=True)
-            jax.clear_caches()
 
     with ThreadPoolExecutor(load.threads) as pool:
         list(pool.map(work, range(load.products)))
