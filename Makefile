@@ -86,7 +86,10 @@ bench: $(VENV)/bench.stamp build
 
 # On a GPU machine, offline: the library against PYTHON's own jaxlib, cubins that were built before, no pip. With
 # pytest-xdist several processes share the GPU, 8 in 8 minutes on an H200 (pytest-benchmark would warn of it: an error).
+# LONG=1 adds the long runs, 10,000 batch-invariant products and kernels under compute-sanitizer: some hours.
 GPU_PROCESSES := 8
+SOAK_MINUTES := 30
+gpu-check: export JAX_BWGEMM_BATCH_CASES ?= $(if $(LONG),10000,300)
 gpu-check:
 	cmake -S ffi -B build/ffi-gpu -DSKBUILD=1 -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  -DJAX_BWGEMM_VERSION=$(VERSION)
@@ -95,6 +98,9 @@ gpu-check:
 	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m pytest tests/gpu -p no:benchmark \
 	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo --numprocesses=$(GPU_PROCESSES))
 	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json --commit '$(COMMIT)'
+	$(if $(LONG),JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --soak $(SOAK_MINUTES) \
+	  --json build/soak.json --commit '$(COMMIT)')
+	$(if $(LONG),JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m tests.gpu.sanitize --json build/sanitize.json)
 
 clean:
 	rm -rf build jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)

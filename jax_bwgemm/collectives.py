@@ -133,7 +133,7 @@ def matmul_reduce_scatter(
 
     Raises:
       ValueError: an axis that is not manual here, a dimension that cannot be scattered or does not divide, a `b` that
-        is no matrix, or what `matmul` refuses.
+        is no matrix, `deterministic="batch"` of a `config`, or what `matmul` refuses.
 
     Example:
       >>> def down(h, w):  # h is sharded along its columns, w along its rows; the result along its rows
@@ -157,8 +157,8 @@ def matmul_reduce_scatter(
     settings = resolve(on_fallback, device, emulate)
     if settings.is_batch_invariant:
         raise ValueError(
-            "`matmul_reduce_scatter` adds the parts of a row in an order that depends on its place, which "
-            '`deterministic` requires to be "run", got "batch": gather `b` and `a` along their sum, and use `matmul`'
+            '`deterministic` requires "run" for `matmul_reduce_scatter`, which adds the parts of a row in an order of '
+            'its place, got "batch": gather `a` and `b` along their sum, and use `matmul`'
         )
     options = _options(settings, precision=precision, tile=tile)
     dtype, in_order = result_dtype(first.dtype, b.dtype, out_dtype), not isinstance(a, tuple)

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from lowered import BF16, CUDA, W, X, calls, hlo, struct
 
 import jax_bwgemm
@@ -214,6 +216,20 @@ def test_whole_models() -> None:
         jax_bwgemm.install()
         assert lowered(lambda a, b: a @ b, *few) == plain
     assert takeover._deterministic is None
+
+
+def test_a_sum_over_devices_is_refused() -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+
+    def down(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax_bwgemm.matmul_reduce_scatter(a, b, "x")
+
+    scattered = jax.shard_map(down, mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P("x"))
+    with (
+        config(deterministic="batch"),
+        pytest.raises(ValueError, match='`deterministic` requires "run" for `matmul_reduce'),
+    ):
+        scattered(jnp.ones((16, 64), BF16), jnp.ones((64, 16), BF16))
 
 
 def test_a_sharded_sum_is_gathered() -> None:

@@ -1,0 +1,114 @@
+"""`bench --soak MINUTES`: long runs, with what must not grow, go wrong or end. Each leg is a process of its own.
+
+Host memory is compared with that of the same run of jnp.matmul: what XLA keeps for a program that it compiled is XLA's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_bwgemm.bench import machine
+from jax_bwgemm.bench.soak_legs import RESULT, Load
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.runtime.decision import target_arch
+
+ROUNDS = 10
+DEVICE_SLACK_BYTES = 1 << 20  # of what lives across a round: a constant or two
+HOST_SLACK_BYTES, HOST_FACTOR = 64 << 20, 1.25  # above XLA's own growth, whose allocators differ by as much
+
+
+def main(minutes: float, products: int, path: Path | None, commit: str, load: Load | None = None) -> int:
+    """Half of the time is ours, half XLA's. Returns 1 if anything must not be as it was."""
+    arch, load = target_arch(None), load or Load()
+    if path is None and isinstance(arch, Arch):
+        path = Path(__file__).parent / "results" / "soak" / f"{arch.name}.json"
+    load = dataclasses.replace(load, rounds=ROUNDS, seconds=60 * minutes / 2 / ROUNDS)
+    content: dict[str, Any] = {"machine": machine.describe(commit), "minutes": minutes}
+    for name, leg, own in (
+        ("products", "products", dataclasses.replace(load, products=products)),
+        ("faults", "faults", load),
+        ("ours", "churn", load),
+        ("xla", "churn", dataclasses.replace(load, peer="xla")),
+    ):
+        content[name] = run(leg, [own])[0]
+    beside = [dataclasses.replace(load, rounds=1, peer=peer, seed=1) for peer in ("ours", "xla")]
+    content["two processes"] = run("churn", beside)
+    broken = findings(content)
+    content["findings"] = broken
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}")
+    print(*(broken or ["nothing grew, nothing was wrong, nothing ended"]), sep="\n")
+    return 1 if broken else 0
+
+
+def run(leg: str, loads: Sequence[Load]) -> list[dict[str, Any]]:
+    """What processes found that ran at the same time. One that ends early, or hangs, is a finding."""
+    command = [sys.executable, "-m", "jax_bwgemm.bench.soak_legs", leg]
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several share a GPU
+    started = [
+        subprocess.Popen(
+            [*command, json.dumps(dataclasses.asdict(load))], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for load in loads
+    ]
+    return [_read(process, load) for process, load in zip(started, loads, strict=True)]
+
+
+def _read(process: subprocess.Popen[str], load: Load) -> dict[str, Any]:
+    """Its lines as they come; the last one is its result. A process that hangs is killed."""
+    limit = 600 + 3 * load.rounds * load.seconds + load.products  # seconds
+    killer = threading.Timer(limit, process.kill)
+    killer.start()
+    found: dict[str, Any] = {}
+    with process:
+        for line in process.stdout or ():
+            if line.startswith(RESULT):
+                found = json.loads(line.removeprefix(RESULT))
+            else:
+                print(f"  {line.rstrip()}", flush=True)
+    killer.cancel()
+    return found if process.returncode == 0 and found else found | {"ended": process.returncode}
+
+
+def findings(content: dict[str, Any]) -> list[str]:
+    """What must not be, as sentences."""
+    legs = {name: content[name] for name in ("products", "faults", "ours", "xla")}
+    legs |= {f"beside another process, {i}": leg for i, leg in enumerate(content["two processes"])}
+    found = [
+        f"{name} requires a process that ends with 0, got {leg['ended']}"
+        for name, leg in legs.items()
+        if "ended" in leg
+    ]
+    whole = {name: leg for name, leg in legs.items() if "ended" not in leg}
+    for name, leg in whole.items():
+        if leg["wrong"] or leg["errors"]:
+            found.append(
+                f"{name} requires no wrong product and no error, got {leg['wrong']} and {leg['errors']}: {leg['said']}"
+            )
+    for name in ("ours", "xla"):
+        grown = growth(whole[name], "device_bytes") if name in whole else 0
+        if grown > DEVICE_SLACK_BYTES:
+            found.append(f"device memory of {name} requires to stay, got {grown} bytes more after the second round")
+    if {"ours", "xla"} <= whole.keys():
+        mine, theirs = (growth(whole[name], "host_bytes") for name in ("ours", "xla"))
+        per_program = theirs / max(1, whole["xla"]["programs"])
+        most = HOST_SLACK_BYTES + HOST_FACTOR * max(0.0, per_program) * whole["ours"]["programs"]
+        if mine > most:
+            found.append(f"host memory of ours requires at most {most:.0f} bytes more, as XLA's grows, got {mine}")
+    return found
+
+
+def growth(leg: dict[str, Any], what: str) -> int:
+    """From the second round, behind which all that is loaded once is there, to the last."""
+    rounds = leg["rounds"]
+    return int(rounds[-1][what] - rounds[min(1, len(rounds) - 1)][what])

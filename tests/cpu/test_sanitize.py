@@ -1,0 +1,55 @@
+"""The script that runs kernels under compute-sanitizer, with a sanitizer that is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import sanitize, test_variants
+
+CLEAN = "ran x\nran y\n========= ERROR SUMMARY: 0 errors\n"
+RACE = "ran x\nran y\n========= Error: Race reported\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors)\n"
+
+
+def test_a_sample_is_the_same_in_any_order() -> None:
+    names = [f"k{i}" for i in range(100)]
+    assert sanitize.sample(names, 7, 0) == sanitize.sample(names[::-1], 7, 0) != sanitize.sample(names, 7, 1)
+    assert sanitize.sample(names[:3], 7, 0) == names[:3]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "clean"),
+    [(CLEAN, 0, True), (CLEAN, 9, False), (RACE, 9, False), ("ran x\n", 0, False),
+     (CLEAN.replace("ran y\n", ""), 0, False), (CLEAN.replace("0 errors", "3 errors"), 0, False)],
+)  # fmt: skip
+def test_verdicts(text: str, code: int, clean: bool) -> None:
+    assert sanitize.is_clean(sanitize.verdict(text, code), 2) is clean
+
+
+def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert sanitize.main([]) == 2
+    assert "requires NVIDIA's compute-sanitizer in PATH, got none" in capsys.readouterr().out
+
+
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tool is content, the other finds a race."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f'#!/bin/sh\ncase "$2" in racecheck) printf "{RACE}"; exit 9;; esac\nprintf "{CLEAN}"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    class Entry:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    monkeypatch.setattr(test_variants, "ENTRIES", [Entry("x"), Entry("y")])
+    out = tmp_path / "out.json"
+    assert sanitize.main(["--tools", "memcheck", "--json", str(out)]) == 0
+    assert sanitize.main(["--tools", "memcheck", "racecheck", "--json", str(out)]) == 1
+    tools = json.loads(out.read_text())["tools"]
+    assert (tools["memcheck"]["errors"], tools["racecheck"]["errors"]) == (0, 2)
+    assert "========= Error: Race reported" in tools["racecheck"]["report"]
+    assert "racecheck: 2 of 2 kernels ran, 2 errors" in capsys.readouterr().out
