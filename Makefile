@@ -91,7 +91,7 @@ gpu-check:
 	JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m jax_bwgemm bench --json build/bench.json --commit '$(COMMIT)'
 
 clean:
-	rm -rf build jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)
+	rm -rf build dist jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)
 
 # One pip at a time: each stamp waits for the one before.
 $(VENV)/cmake.stamp:
