@@ -103,7 +103,7 @@ gpu-check:
 	$(if $(LONG),JAX_BWGEMM_LIBRARY=build/gpu/$(LIBRARY) $(PYTHON) -m tests.gpu.sanitize --json build/sanitize.json)
 
 clean:
-	rm -rf build jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)
+	rm -rf build dist jax_bwgemm/_lib jax_bwgemm/_artifacts $(VENV)
 
 # One pip at a time: each stamp waits for the one before.
 $(VENV)/cmake.stamp:

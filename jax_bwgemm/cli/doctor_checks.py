@@ -134,7 +134,7 @@ def caches() -> Iterator[Finding]:
         sentence = f"{error}; kernels are unpacked for each process anew, and no time that is measured is kept"
         yield Finding("cache", "warning", sentence)
         return
-    yield Finding("cache", "ok", f"{root} is this user's alone, {len(places) - 1} directories")
+    yield Finding("cache", "ok", f"{root} is this user's alone")
 
 
 def _version(package: str) -> str | None:

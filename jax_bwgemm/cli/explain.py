@@ -52,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     from jax_bwgemm.cli.explain_published import table
 
     if args.published or args.choices:
+        if args.json or args.plot or args.function:
+            raise ValueError(
+                "`--json`, `--plot` and `--function` require neither `--published` nor `--choices`, got one"
+            )
         print(table() if args.published else text())
         return 0
     if args.plot:

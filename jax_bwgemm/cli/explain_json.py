@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from jax_bwgemm.explain import Explanation, FunctionExplanation
@@ -37,7 +38,7 @@ def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
         "swapped": candidate.swapped,
         "chosen": candidate is plan.chosen,
         "reason": candidate.reason,
-        "measured_us": candidate.measured_us,
+        "measured_us": _finite(candidate.measured_us),
         "predicted_us": cost.us if cost else None,
         "utilisation": cost.utilisation if cost else None,
         "waves": cost.waves if cost else None,
@@ -46,6 +47,11 @@ def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
 
 
 def of_function(explanation: FunctionExplanation) -> dict[str, Any]:
-    """`us` of a product is 0 where it is XLA's, which nobody has predicted."""
-    products = [dataclasses.asdict(product) for product in explanation.products]
-    return {"us": sum(product.us for product in explanation.products), "products": products}
+    """`us` of a product is 0 where it is XLA's, which nobody has predicted, and None where it is unknown."""
+    products = [dataclasses.asdict(product) | {"us": _finite(product.us)} for product in explanation.products]
+    return {"us": _finite(sum(product.us for product in explanation.products)), "products": products}
+
+
+def _finite(us: float | None) -> float | None:
+    """JSON has no infinity, which is an unknown time."""
+    return us if us is not None and math.isfinite(us) else None

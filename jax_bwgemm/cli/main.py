@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,14 +29,18 @@ COMMANDS: dict[str, ModuleType] = {
 }
 
 
+AGAIN_S = 0.01
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     given = sys.argv[1:] if argv is None else argv
     who = " ".join(["jax_bwgemm", *given[:1]]) if given[:1] and given[0] in COMMANDS else "jax_bwgemm"
     try:
         try:
-            args = _parser().parse_args(given)
-            return int(COMMANDS[args.command].run(args))
+            with _interruptible():
+                args = _parser().parse_args(given)
+                return int(COMMANDS[args.command].run(args))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -46,6 +51,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(who, str(error), 2)
     except KeyboardInterrupt:
         return _end(who, "interrupted", 130)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C in a callback of the garbage collector, of which JAX has one, is printed and swallowed by Python: here it
+    is silent, and comes again in a moment."""
+
+    def again(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            hook(unraisable)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook, alarm = sys.unraisablehook, signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, alarm)
 
 
 def _end(who: str, why: str, code: int) -> int:

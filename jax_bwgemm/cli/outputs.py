@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import tempfile
 from pathlib import Path
 
 
@@ -23,4 +23,8 @@ def check_file(path: Path) -> None:
 
 def check_directory(path: Path) -> None:
     """OSError unless files can be made in `path`, which is made."""
-    check_file(path / f".{os.getpid()}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from None

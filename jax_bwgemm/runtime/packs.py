@@ -33,6 +33,7 @@ REMEDY = "reinstall jax_bwgemm"
 
 _lock = threading.Lock()
 _directories: list[Path] = []  # that hold parts as files
+_placed: dict[tuple[Any, ...], tuple[Path, Stamp | None]] = {}  # the files, as they were found right
 _temporary: dict[int, Path] = {}  # by process: a fork makes its own
 
 
@@ -82,6 +83,9 @@ class Pack:
         """A part as the file `<name>.<suffix>`, compressed if that ends with gz: in the user's cache, where it stays,
         else in a temporary directory, which ends with this process. FileError where neither can be written."""
         part, is_gzip, reasons = self._part(name), suffix.endswith("gz"), []
+        key = os.getpid(), self.path, self.sha256, name, suffix
+        if (known := _placed.get(key)) and _files.stamp(known[0]) == known[1]:
+            return known[0]
         for make in (self._cache, _make_temporary):
             try:
                 path = make() / f"{name}.{suffix}"
@@ -97,6 +101,7 @@ class Pack:
                     continue
             if path.parent not in _directories:
                 _directories.append(path.parent)
+            _placed[key] = path, _files.stamp(path)
             return path
         rule, got = f"{name} of {self.path} requires a place for a file", "; ".join(reasons)
         raise FileError(f"{rule}, got none: {got}; set XDG_CACHE_HOME or TMPDIR")

@@ -52,6 +52,10 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
         ("explain 0 1 1", "`m` requires at least 1, got 0"),
         ("explain 4096 4096", "`explain` requires m, n and k, got 4096 4096: give k, too"),
         ("explain", "`explain` requires m, n and k, got none: give m, n, k, too"),
+        (
+            "explain --choices --json",
+            "`--json`, `--plot` and `--function` require neither `--published` nor `--choices`",
+        ),
         ("explain 1 1 1 --batch 0", "`batch` requires at least 1, got 0"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("build --arch sm_80", "`target` requires one of sm_90a, sm_100a, sm_103a, got 'sm_80'"),

@@ -194,7 +194,7 @@ def test_the_cache(kernels) -> None:
     (root / "tables").mkdir(parents=True)
     root.chmod(0o700)
     (fine,) = doctor_checks.caches()
-    assert (fine.state, fine.text) == ("ok", f"{root} is this user's alone, 1 directories")
+    assert (fine.state, fine.text) == ("ok", f"{root} is this user's alone")
     (root / "tables").chmod(0o777)
     (theirs,) = doctor_checks.caches()
     assert theirs.state == "warning" and "that nobody else can write to, got one of user" in theirs.text
