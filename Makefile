@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-matrix | lint | bench | build | gpu-check
+#   make demo | test | test-hard | test-matrix | lint | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-matrix lint bench build gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-hard test-matrix lint bench build wheel gpu-check clean matrix-oldest matrix-newest
 
 demo: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
@@ -27,6 +27,12 @@ build: $(VENV)/build.stamp $(LIBRARY)
 
 test: $(VENV)/test.stamp build
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# The library under sanitizers and a failing driver, and much random input: 5 minutes of two cores.
+FUZZ := 10
+test-hard: $(VENV)/test.stamp $(LIBRARY)
+	$(BIN)/python -m pytest tests/hard -n auto --dist loadgroup
+	JAX_BWGEMM_FUZZ=$(FUZZ) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/cpu -m fuzz -n auto --dist worksteal
 
 # What JAX sees, under the oldest and the newest that is supported: the newest JAX wants a newer Python, as in
 #   make test-matrix PYTHON_NEWEST=python3.13
@@ -48,6 +54,26 @@ matrix-oldest: build
 
 matrix-newest: build
 	$(call MATRIX_RUN,$(PYTHON_NEWEST),jax jaxlib)
+
+# dist/: a wheel a machine, whose library needs a glibc of 2.28 and whose cubins are the same, and the sources; audited,
+# and installed where nothing but jax is (tests/wheel). PYTHON_NEWEST as above.
+MACHINES := x86_64 aarch64
+wheel: build $(VENV)/wheel.stamp
+	$(BIN)/python -m jax_bwgemm build --packs build/packs
+	rm -rf dist
+	$(BIN)/pyproject-build --no-isolation --skip-dependency-check --sdist --outdir dist
+	$(foreach machine,$(MACHINES),$(call WHEEL,$(machine)) &&) true
+	$(BIN)/python -m zipfile -l dist/*_x86_64.whl
+	$(foreach machine,$(MACHINES),$(BIN)/auditwheel show dist/*_$(machine).whl &&) true
+	ls -l dist
+	JAX_BWGEMM_WHEELS=dist JAX_BWGEMM_PYTHON_NEWEST=$(PYTHON_NEWEST) $(BIN)/python -m pytest tests/wheel
+
+WHEEL = _PYTHON_HOST_PLATFORM=manylinux_2_28_$(1) ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/build/zig \
+  $(BIN)/pyproject-build --no-isolation --skip-dependency-check --wheel --outdir dist \
+  -Cbuild-dir=build/wheel/$(1) -Cinstall.strip=false -Ccmake.define.JAX_BWGEMM_PACKS=$(CURDIR)/build/packs \
+  -Ccmake.define.XLA_FFI_INCLUDE_DIR=$(abspath $(XLA_FFI_INCLUDE_DIR)) \
+  -Ccmake.define.CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/zig.cmake -Ccmake.define.JAX_BWGEMM_MACHINE=$(1) \
+  -Ccmake.define.JAX_BWGEMM_ZIG=$$($(BIN)/python -c 'import ziglang as z; print(z.__path__[0])')/zig
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
@@ -94,6 +120,9 @@ $(VENV)/test.stamp: pyproject.toml | $(VENV)/build.stamp
 
 $(VENV)/lint.stamp: pyproject.toml | $(VENV)/test.stamp
 	$(call PIP_INSTALL,lint)
+
+$(VENV)/wheel.stamp: pyproject.toml | $(VENV)/test.stamp
+	$(call PIP_INSTALL,wheel)
 
 $(VENV)/bench.stamp: pyproject.toml | $(VENV)/build.stamp
 	$(call PIP_INSTALL,bench cuda)

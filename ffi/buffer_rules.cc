@@ -28,7 +28,11 @@ bool TakeDim(Scanner* scanner, Dim* dim) {
   return true;
 }
 
-// "a:bfloat16[l?,m,k+]%16"
+bool Has(const BufferRule& rule, Extent extent) {
+  return std::any_of(rule.dims.begin(), rule.dims.end(), [&](const Dim& dim) { return dim.extent == extent; });
+}
+
+// "a:bfloat16[l?,m,k+]%16"; of bytes there is no second dimension
 bool ParseBuffer(std::string_view text, BufferRule* rule) {
   Scanner scanner(text);
   std::string_view role, dtype;
@@ -39,7 +43,7 @@ bool ParseBuffer(std::string_view text, BufferRule* rule) {
     if (!TakeDim(&scanner, &rule->dims.emplace_back())) return false;
   } while (scanner.Take(","));
   if (!scanner.Take("]%") || !scanner.TakeInt(&rule->align_bytes) || !scanner.AtEnd()) return false;
-  return rule->dtype >= 0 && rule->dims.size() <= kMaxRank;
+  return rule->dtype >= 0 && rule->dims.size() <= (Has(*rule, Extent::kBytes) ? 1 : kMaxRank);
 }
 
 // "0:bf16[64,128,1]/128/16"
@@ -56,10 +60,6 @@ bool ParseTensorMap(std::string_view text, TensorMapRule* rule) {
   }
   return scanner.Take("]/") && scanner.TakeInt(&rule->swizzle_bytes) && scanner.Take("/") &&
          scanner.TakeInt(&rule->swizzle_atom_bytes) && scanner.AtEnd();
-}
-
-bool Has(const BufferRule& rule, Extent extent) {
-  return std::any_of(rule.dims.begin(), rule.dims.end(), [&](const Dim& dim) { return dim.extent == extent; });
 }
 
 Status CheckBuffer(const BufferRule& rule) {

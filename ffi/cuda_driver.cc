@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 
 namespace jbw::cuda {
 namespace {
@@ -20,13 +23,24 @@ bool Find(void* library, const char* name, F* function) {
   return *function != nullptr;
 }
 
+// Before the driver's functions are known to be there.
+std::string NameOf(void* library, Result result) {
+  Result (*get_error_name)(Result, const char**) = nullptr;
+  const char* name = nullptr;
+  if (!Find(library, "cuGetErrorName", &get_error_name) || get_error_name(result, &name) != kSuccess || !name) {
+    return Cat("CUDA error ", result);
+  }
+  return name;
+}
+
 Status CheckVersion(void* library, const char* path, int* version) {
   Result (*driver_get_version)(int*) = nullptr;
   if (!Find(library, "cuDriverGetVersion", &driver_get_version)) {
     return FailedPrecondition("the driver requires a cuDriverGetVersion, got none in ", path, kRemedy);
   }
   if (Result result = driver_get_version(version); result != kSuccess) {
-    return FailedPrecondition("the driver requires a version, got error ", result, " of cuDriverGetVersion", kRemedy);
+    return FailedPrecondition("the driver requires a version, got ", NameOf(library, result), " of cuDriverGetVersion",
+                              kRemedy);
   }
   if (*version >= kMinVersion) return {};
   return FailedPrecondition("the driver requires support of CUDA 12.0 or newer, got CUDA ", *version / 1000, ".",
@@ -60,13 +74,6 @@ Status Load(Driver* driver) {
   return FindFunctions(library, path, driver);
 }
 
-struct LoadedDriver {
-  LoadedDriver() : status(Load(&driver)) {}
-
-  Driver driver = {};
-  Status status;
-};
-
 }  // namespace
 
 std::string Driver::ErrorText(Result result) const {
@@ -77,9 +84,18 @@ std::string Driver::ErrorText(Result result) const {
 }
 
 Status GetDriver(const Driver** driver) {
-  static const LoadedDriver* const loaded = new LoadedDriver;  // never destroyed: used until the process ends
-  *driver = &loaded->driver;
-  return loaded->status;
+  static std::atomic<const Driver*> loaded{nullptr};  // never deleted: used until the process ends
+  static std::mutex mutex;
+  *driver = loaded.load(std::memory_order_acquire);
+  if (*driver) return {};
+  std::lock_guard<std::mutex> lock(mutex);
+  *driver = loaded.load(std::memory_order_relaxed);
+  if (*driver) return {};
+  auto found = std::make_unique<Driver>();
+  JBW_RETURN_IF_ERROR(Load(found.get()));
+  *driver = found.release();
+  loaded.store(*driver, std::memory_order_release);
+  return {};
 }
 
 }  // namespace jbw::cuda

@@ -74,7 +74,8 @@ struct Driver {
   std::string ErrorText(Result result) const;  // "CUDA_ERROR_X (what it means)"
 };
 
-// The process's driver, found at the first call. Environment JAX_BWGEMM_LIBCUDA names another file than libcuda.so.1.
+// The process's driver, found once; where none could be loaded, the next call tries again. Environment
+// JAX_BWGEMM_LIBCUDA names another file than libcuda.so.1.
 Status GetDriver(const Driver** driver);
 
 }  // namespace jbw::cuda

@@ -20,6 +20,7 @@ int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 Status ReadGeometry(const Attributes& attrs, Geometry* geometry) {
   JBW_RETURN_IF_ERROR(Read(attrs, "cta_m", 1, 512, &geometry->cta_m));
   JBW_RETURN_IF_ERROR(Read(attrs, "mma_n", 1, 512, &geometry->mma_n));
+  JBW_RETURN_IF_ERROR(Read(attrs, "out_n", 1, 512, &geometry->out_n));
   JBW_RETURN_IF_ERROR(Read(attrs, "cluster_m", 1, kMaxClusterCtas, &geometry->cluster_m));
   JBW_RETURN_IF_ERROR(Read(attrs, "cluster_n", 1, kMaxClusterCtas, &geometry->cluster_n));
   JBW_RETURN_IF_ERROR(Read(attrs, "cluster_k", 1, kMaxClusterCtas, &geometry->cluster_k));
@@ -65,11 +66,11 @@ Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32
   return {};
 }
 
-// A cluster tile is cluster_m * cta_m rows by cluster_n * mma_n columns; the cluster's CTAs along z divide its k.
+// A cluster tile is cluster_m * cta_m rows by cluster_n * out_n columns; the cluster's CTAs along z divide its k.
 Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Sizes& sizes, int32_t max_active_clusters,
                 JbwLaunchPlan* plan) {
   const int64_t tiles_m = CeilDiv(sizes.m, int64_t{geometry.cluster_m} * geometry.cta_m);
-  const int64_t tiles_n = CeilDiv(sizes.n, int64_t{geometry.cluster_n} * geometry.mma_n);
+  const int64_t tiles_n = CeilDiv(sizes.n, int64_t{geometry.cluster_n} * geometry.out_n);
   const int64_t tiles_mn = tiles_m * tiles_n;  // below 2^62
   if (tiles_mn > kMaxClusterTiles || tiles_mn * sizes.batch > kMaxClusterTiles) {
     return InvalidArgument("a launch requires at most ", kMaxClusterTiles, " cluster tiles, got ", tiles_m, " x ",

@@ -1,7 +1,6 @@
 #include "stats.h"
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <tuple>
 #include <utility>
@@ -10,37 +9,21 @@
 namespace jbw {
 
 std::atomic<uint64_t> g_execute_count{0};
-std::atomic<TimeRecorder*> g_time_recorder{nullptr};
-
-class TimeRecorder {
- public:
-  using Record = std::pair<int64_t, int64_t>;
-
-  explicit TimeRecorder(size_t capacity) : capacity_(capacity) {}
-
-  void Add(int64_t own_ns, int64_t total_ns) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (records_.size() < capacity_) records_.emplace_back(own_ns, total_ns);
-  }
-  std::vector<Record> records() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return records_;
-  }
-
- private:
-  const size_t capacity_;
-  mutable std::mutex mutex_;
-  std::vector<Record> records_;
-};
+std::atomic<uint64_t> g_recording{0};
 
 namespace {
 
-std::mutex g_mutex;
+// The records of the last recording. An Execute that began under an older one is not recorded.
+struct Records {
+  std::mutex mutex;
+  uint64_t recording = 0;
+  size_t capacity = 0;
+  std::vector<std::pair<int64_t, int64_t>> times;  // own, total in ns
+};
 
-// Recorders are kept for the process's life: an Execute on another thread may still hold an old one.
-std::vector<std::unique_ptr<TimeRecorder>>& Recorders() {
-  static auto* const recorders = new std::vector<std::unique_ptr<TimeRecorder>>;
-  return *recorders;
+Records& Kept() {
+  static Records* const records = new Records;  // never destroyed: threads may launch until the process ends
+  return *records;
 }
 
 int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
@@ -52,25 +35,29 @@ int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
 uint64_t ExecuteCount() { return g_execute_count.load(std::memory_order_relaxed); }
 
 void StartTiming(size_t capacity) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  Recorders().push_back(std::make_unique<TimeRecorder>(capacity));
-  g_time_recorder.store(Recorders().back().get(), std::memory_order_release);
+  Records& kept = Kept();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  kept.times = {};
+  kept.capacity = capacity;
+  g_recording.store(++kept.recording, std::memory_order_relaxed);
 }
 
 size_t ReadTiming(int64_t* own_ns, int64_t* total_ns, size_t capacity) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  g_time_recorder.store(nullptr);
-  if (Recorders().empty()) return 0;
-  const std::vector<TimeRecorder::Record> records = Recorders().back()->records();
-  for (size_t i = 0; i < std::min(capacity, records.size()); ++i) {
-    std::tie(own_ns[i], total_ns[i]) = records[i];
+  Records& kept = Kept();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  g_recording.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < std::min(capacity, kept.times.size()); ++i) {
+    std::tie(own_ns[i], total_ns[i]) = kept.times[i];
   }
-  return records.size();
+  return kept.times.size();
 }
 
 void ExecuteTimer::Record() const {
   const Clock::time_point end = Clock::now();
-  recorder_->Add(Nanoseconds(before_launch_ - start_), Nanoseconds(end - start_));
+  Records& kept = Kept();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  if (recording_ != kept.recording || kept.times.size() >= kept.capacity) return;
+  kept.times.emplace_back(Nanoseconds(before_launch_ - start_), Nanoseconds(end - start_));
 }
 
 }  // namespace jbw

@@ -9,10 +9,8 @@
 
 namespace jbw {
 
-class TimeRecorder;
-
 extern std::atomic<uint64_t> g_execute_count;
-extern std::atomic<TimeRecorder*> g_time_recorder;  // nullptr: timing is off
+extern std::atomic<uint64_t> g_recording;  // which one runs; 0: timing is off
 
 uint64_t ExecuteCount();
 
@@ -24,15 +22,15 @@ size_t ReadTiming(int64_t* own_ns, int64_t* total_ns, size_t capacity);
 // Counts one Execute and, if timing is on, records it. Off, it costs an increment and a load.
 class ExecuteTimer {
  public:
-  ExecuteTimer() : recorder_(g_time_recorder.load(std::memory_order_acquire)) {
+  ExecuteTimer() : recording_(g_recording.load(std::memory_order_relaxed)) {
     g_execute_count.fetch_add(1, std::memory_order_relaxed);
-    if (recorder_) start_ = Clock::now();
+    if (recording_) start_ = Clock::now();
   }
   void BeforeLaunch() {
-    if (recorder_) before_launch_ = Clock::now();
+    if (recording_) before_launch_ = Clock::now();
   }
   void AfterLaunch() {
-    if (recorder_) Record();
+    if (recording_) Record();
   }
 
  private:
@@ -40,7 +38,7 @@ class ExecuteTimer {
 
   void Record() const;
 
-  TimeRecorder* recorder_;
+  const uint64_t recording_;
   Clock::time_point start_, before_launch_;
 };
 

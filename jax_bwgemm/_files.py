@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 Stamp = tuple[int, ...]
+MOST_XZ_MEMORY_BYTES = 2**27  # that xz may ask for: twice what its strongest preset does
 
 
 class FileError(ValueError):
@@ -65,6 +66,23 @@ def read_gzip(path: Path, most_bytes: int) -> bytes:
         raise FileError(f"{path} requires at most {most_bytes} bytes inside, got more")
     if not inflater.eof or inflater.unused_data:
         raise FileError(f"{path} requires gzip to its end, got {'more' if inflater.eof else 'less'}")
+    return content
+
+
+def read_xz(path: Path, most_bytes: int, num_bytes: int) -> bytes:
+    """What a file of xz holds, which is `num_bytes`; the file itself is at most `most_bytes`."""
+    try:
+        import lzma  # which some Pythons are built without
+    except ImportError as error:
+        raise FileError(f"{path} requires a Python with lzma, got {error}: install another build of Python") from None
+    try:
+        inflater = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_XZ_MEMORY_BYTES)
+        content = inflater.decompress(read_bytes(path, most_bytes), num_bytes + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise FileError(f"{path} requires xz, got {error}") from None
+    if len(content) != num_bytes or not inflater.eof or inflater.unused_data:
+        got = "more" if len(content) > num_bytes or inflater.unused_data else "less"
+        raise FileError(f"{path} requires {num_bytes} bytes inside and nothing behind, got {got}")
     return content
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -46,6 +47,16 @@ def _why(code: int, said: IO[bytes]) -> str:
     said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = said.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"exit status {code}"
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What is started in the block never sees the terminal's Ctrl-C, which goes to all: who started it ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent(parent: int) -> None:

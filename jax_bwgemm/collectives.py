@@ -155,6 +155,11 @@ def matmul_reduce_scatter(
             f"{first.shape[dim]} in {first.shape}; pad `a` with zeros"
         )
     settings = resolve(on_fallback, device, emulate)
+    if settings.is_batch_invariant:
+        raise ValueError(
+            "`matmul_reduce_scatter` adds the parts of a row in an order that depends on its place, which "
+            '`deterministic` requires to be "run", got "batch": gather `b` and `a` along their sum, and use `matmul`'
+        )
     options = _options(settings, precision=precision, tile=tile)
     dtype, in_order = result_dtype(first.dtype, b.dtype, out_dtype), not isinstance(a, tuple)
     ring = Ring(axis_name, size, dim, in_order, num_chunks, dtype, options, settings)
@@ -191,5 +196,5 @@ def _checked(what: str, a: Array, b: Array, axis_name: Any, num_chunks: Any, **d
 
 def _options(settings: Config, precision: Any, **options: Any) -> tuple[tuple[str, Any], ...]:
     """`matmul`'s keywords for what is chosen now: a gradient may be traced under other settings."""
-    options |= {name: getattr(settings, name) for name in ("on_fallback", "device", "emulate")}
+    options |= {name: getattr(settings, name) for name in ("on_fallback", "device", "emulate", "deterministic")}
     return tuple((options | {"precision": canonical(precision)}).items())

@@ -99,4 +99,4 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
 def refuse(settings: Config, problem: Problem, reason: str) -> None:
     """Before anything is traced: a product that is XLA's on any device."""
     record.note(record.Product(str(problem), reason=reason))
-    report_fallback(settings.on_fallback, str(problem), reason)
+    report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))

@@ -31,6 +31,7 @@ def dot_general(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    deterministic: str | None = None,
 ) -> Array:
     """`lax.dot_general` on this package's kernels, for `flax` layers and `jnp.einsum(..., _dot_general=)`.
 
@@ -52,6 +53,7 @@ def dot_general(
       on_fallback: as for `matmul`.
       device: as for `matmul`.
       emulate: as for `matmul`.
+      deterministic: as for `matmul`.
 
     Returns:
       An array of shape (batch..., lhs free..., rhs free...).
@@ -59,7 +61,7 @@ def dot_general(
     Example:
       >>> layer = flax.linen.Dense(512, dtype=jnp.bfloat16, dot_general=jax_bwgemm.dot_general)
     """
-    settings = resolve(on_fallback, device, emulate)
+    settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
     result = _result(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     params = checked_params(lhs, rhs, out_dtype=result.dtype, tile=tile, precision=precision, out_sharding=out_sharding)
@@ -83,4 +85,5 @@ def _result(
     def dot(x: Array, y: Array) -> Array:
         return lax.dot_general(x, y, dimension_numbers, precision, preferred, out_sharding=out_sharding)
 
-    return jax.eval_shape(dot, *map(jax.typeof, map(jnp.asarray, (lhs, rhs))))
+    result: jax.ShapeDtypeStruct = jax.eval_shape(dot, *map(jax.typeof, map(jnp.asarray, (lhs, rhs))))
+    return result

@@ -77,11 +77,12 @@ def _operand(i: int, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     if not is_array(x):
         raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     check_real(name, x, dtype)
-    x = np.asarray(x) if isinstance(x, numbers.Number) else jnp.asarray(x)  # a number stays known
+    value: Any = np.asarray(x) if isinstance(x, numbers.Number) else jnp.asarray(x)  # a number stays known
     try:
-        fits = jnp.broadcast_shapes(x.shape, shape) == shape
+        fits = jnp.broadcast_shapes(value.shape, shape) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"`{name}` requires a shape that broadcasts to the result's {shape}, got {x.shape}")
-    return x
+        raise ValueError(f"`{name}` requires a shape that broadcasts to the result's {shape}, got {value.shape}")
+    found: Array = value
+    return found

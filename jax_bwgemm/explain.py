@@ -9,11 +9,12 @@ from typing import Any, overload
 
 import jax
 
+from jax_bwgemm.contract import why_not_ours
 from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
 from jax_bwgemm.facts.padding import padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
-from jax_bwgemm.matmul import as_array, checked_params, posed, why_not_ours
+from jax_bwgemm.matmul import as_array, checked_params, posed
 from jax_bwgemm.ops.shape_rules import matmul_shape
 from jax_bwgemm.planner.cost import repack_us
 from jax_bwgemm.planner.measured import Record
@@ -33,7 +34,8 @@ class Explanation:
 
     With a variant, `reason` says why only the product is its: alone, in float32, and the epilogue is XLA's.
     `emulate` is the target whose kernels run in the emulator, or "off". `repacks` says which operands are rewritten
-    first, and by what. `is_compiled_first`: the kernel is not at hand, but its compiler is.
+    first, and by what. `is_compiled_first`: the kernel is not at hand, but its compiler is. `deterministic`: what was
+    asked of the bits.
     """
 
     problem: Problem
@@ -43,11 +45,21 @@ class Explanation:
     emulate: str = "off"
     repacks: tuple[str, ...] = ()
     is_compiled_first: bool = False
+    deterministic: str = "run"
 
     def __str__(self) -> str:
         size = f"{self.problem.flops / 1e9:.4g} GFLOP, {self.problem.min_bytes / 1e6:.4g} MB"
         candidates = _candidate_lines(self.plan) if self.plan else []
-        return "\n".join([f"{self.problem} ({size})", *candidates, *self._verdict()])
+        return "\n".join([f"{self.problem} ({size})", *candidates, *self._verdict(), *self._bits()])
+
+    def _bits(self) -> list[str]:
+        if self.deterministic != "batch":
+            return []
+        if self.variant is None:
+            return ['  bits:  depend on the batch, for they are XLA\'s: `deterministic="batch"` does not hold']
+        excluded = [c for c in (self.plan.candidates if self.plan else ()) if "`deterministic" in (c.reason or "")]
+        tiles = f"{len(excluded)} of {len(self.plan.candidates) if self.plan else 0} tiles are left out for it"
+        return [f'  bits:  a row has the same in any batch, as `deterministic="batch"` asks; {tiles}']
 
     def _verdict(self) -> list[str]:
         if self.variant is None:
@@ -70,11 +82,14 @@ class FunctionExplanation:
     """The products of a function, in the order in which they are lowered; one in the body of a loop counts once."""
 
     products: tuple[Product, ...]
+    deterministic: str = "run"
 
     def __str__(self) -> str:
         total = sum(product.us for product in self.products)
         num = sum(product.kernel is not None for product in self.products)
         lines = [f"products: {len(self.products)}, {num} of them by our kernels, predicted to take {total:.1f} us"]
+        if self.deterministic == "batch":
+            lines[0] += ', under deterministic="batch", which holds for these'
         for product in self.products:
             where = f"{product.where}: " if product.where else ""
             if product.kernel is None:
@@ -105,6 +120,7 @@ def explain(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    deterministic: str | None = None,
 ) -> Explanation: ...
 def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -> Explanation | FunctionExplanation:
     """What `matmul` of two arrays would run on a GPU, or in the emulator, and why; or what all products of a function
@@ -116,8 +132,8 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
         after `install` all others.
       *args: b, like a; or what the function is called with, arrays or `jax.ShapeDtypeStruct`s.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
-      **settings: of two arrays: out_dtype, alpha, bias, activation, residual, precision, tile, on_fallback and
-        emulate, as for `matmul`.
+      **settings: of two arrays: out_dtype, alpha, bias, activation, residual, precision, tile, on_fallback,
+        emulate and deterministic, as for `matmul`.
 
     Returns:
       An `Explanation`; its `str` shows the problem, each candidate tile with its predicted time or the reason why it
@@ -148,7 +164,7 @@ def _explain_function(f: Callable[..., Any], args: Sequence[Any], device: str | 
 
     with config(device=device, on_fallback="ignore", compile_missing="never"), record.listed() as products:
         jax.jit(fresh).trace(*args).lower(lowering_platforms=("cuda",))
-    return FunctionExplanation(tuple(products))
+    return FunctionExplanation(tuple(products), resolve(None, None).deterministic)
 
 
 def _explain_matmul(
@@ -160,33 +176,41 @@ def _explain_matmul(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    deterministic: str | None = None,
     **chosen: Any,
 ) -> Explanation:
     a, b = (x if isinstance(x, jax.ShapeDtypeStruct) else as_array(name, x) for name, x in (("a", a), ("b", b)))
     matmul_shape(a.shape, b.shape)
     params = checked_params(a, b, bias=bias, residual=residual, **chosen)
     problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)
+    settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
     if reason := why_not_ours(problem, params["precision"]):
-        return Explanation(problem, reason=reason)
-    settings = resolve(on_fallback, device, emulate)
+        return Explanation(problem, reason=reason, deterministic=settings.deterministic)
     compiles = settings.compile_missing == "auto"
-    return explain_problem(problem, settings.planned_device, params["tile"], settings.emulate, compiles)
+    planned = settings.planned_device, params["tile"], settings.emulate, compiles, settings.deterministic
+    return explain_problem(problem, *planned)
 
 
 def explain_problem(
-    problem: Problem, device: str | None, tile: Tile | None = None, emulate: str = "off", compiles: bool = False
+    problem: Problem,
+    device: str | None,
+    tile: Tile | None = None,
+    emulate: str = "off",
+    compiles: bool = False,
+    deterministic: str = "run",
 ) -> Explanation:
     """What runs `problem`: a kernel, one that computes the product alone with XLA's epilogue, or XLA.
 
     Raises ValueError if `tile` can compute neither.
     """
-    found = expected(Asked(problem, device, tile, emulate != "off", compiles))
+    is_invariant = deterministic == "batch"
+    found = expected(Asked(problem, device, tile, emulate != "off", compiles, batch_invariant=is_invariant))
     plan = found.plan
     if plan is None or plan.variant is None or (found.entry is None and not found.is_missing):
-        return Explanation(problem, plan, None, found.reason, emulate)
+        return Explanation(problem, plan, None, found.reason, emulate, deterministic=deterministic)
     repacks = _repacks(found.route, plan, device, emulate != "off")
     reason = None if found.is_fused else found.reason
-    return Explanation(problem, plan, plan.variant.name, reason, emulate, repacks, found.is_missing)
+    return Explanation(problem, plan, plan.variant.name, reason, emulate, repacks, found.is_missing, deterministic)
 
 
 def _repacks(route: Route, plan: Plan, device: str | None, is_emulated: bool) -> tuple[str, ...]:

@@ -56,8 +56,10 @@ def matmul(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
+    deterministic: str | None = None,
 ) -> Array:
-    """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32) and rounded once.
+    """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32; float8 on Hopper: see
+    `precision`) and rounded once.
 
     Shapes follow `jnp.matmul`: vectors, matrices, and stacks of matrices whose batch dimensions broadcast. On Hopper
     and Blackwell GPUs this package's kernels compute products of two bfloat16, two float16, two float32 (as TF32), any
@@ -95,7 +97,8 @@ def matmul(
         epilogue; one that Python knows is a part of the function.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
-        For float8, the algorithm ANY_F8_ANY_F8_F32 keeps float32 in all sums, where Hopper's tensor cores do not.
+        For float8, Hopper's tensor cores keep some 12 bits of a sum (Blackwell's float32); the algorithm
+        ANY_F8_ANY_F8_F32 has them sum 128 products at a time, and these sums added in float32 (`docs/numerics.md`).
       out_sharding: as for `jnp.matmul`: a `NamedSharding`, or a `PartitionSpec` on the mesh that `jax.set_mesh` made
         current, of the result over explicit mesh axes; None for what follows from the operands'.
       tile: a `Tile` or its name, such as "128x256x64_cta1_cluster2x1", for this product but not for its gradients; None
@@ -104,6 +107,7 @@ def matmul(
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
       emulate: "sm_90a", "sm_100a" or "sm_103a": on platforms other than CUDA the kernels of this target run, slowly and
         checked, in the PTX emulator; "off" for XLA; None for the `config`'s. A target is refused on CUDA.
+      deterministic: "run" or "batch", as for `config`, which None takes it from.
 
     Returns:
       An array of `jnp.matmul`'s shape.
@@ -111,7 +115,7 @@ def matmul(
     Raises:
       ValueError: shapes that do not fit, an `epilogue` that is not pointwise, operands that need an `out_dtype`,
         complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot compute the
-        problem on the `device` (or on any, where that is open), or `emulate` on CUDA.
+        problem on the `device` (or on any, where that is open), or not as `deterministic` says, or `emulate` on CUDA.
       TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -122,7 +126,7 @@ def matmul(
       >>> jax_bwgemm.matmul(x, w, epilogue=lambda acc, b, r: jax.nn.silu(acc + b) * r, operands=(bias, gate))
     """
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
-    settings = resolve(on_fallback, device, emulate)
+    settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
     if epilogue is not None or operands:
         if epilogue is None or alpha != 1.0 or any(x is not None for x in (bias, activation, residual)):
             raise ValueError(

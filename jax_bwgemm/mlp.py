@@ -21,7 +21,7 @@ from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.gated import check_pair
 from jax_bwgemm.matmul import as_array, checked_params, contraction_of, of_one_dtype
 from jax_bwgemm.ops.primitive import fused_product, product
-from jax_bwgemm.ops.shape_rules import check_bias, check_real, explicit_sharding
+from jax_bwgemm.ops.shape_rules import check_bias, check_real, explicit_sharding, match_varying, matmul_shape
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
@@ -152,7 +152,8 @@ def _block(
     for w in (*ws, w_out):
         if w.ndim != 2 or x.ndim < 1:
             raise ValueError(f"`{name}` requires an array of rank 1 or more and matrices, got {x.shape} and {w.shape}")
-    hidden = jax.ShapeDtypeStruct((*x.shape[:-1], ws[0].shape[1]), x.dtype)
+    hidden = jax.ShapeDtypeStruct(matmul_shape(x.shape, ws[0].shape), x.dtype)
+    matmul_shape(hidden.shape, w_out.shape)
     first = checked_params(x, ws[0], precision=precision)
     last = checked_params(hidden, w_out, bias=bias_out, residual=residual, precision=precision)
     for bias in biases:
@@ -161,7 +162,9 @@ def _block(
     how = _How(activation, len(ws) > 1, bool(biases), last["epilogue"], first["precision"], settings)
     extras = tuple(jnp.asarray(y).astype(x.dtype) for y in (bias_out, residual) if y is not None)
     own_biases = tuple(jnp.asarray(y).astype(x.dtype) for y in biases)
-    return _mlp(how, x, tuple(ws), own_biases, w_out, extras)
+    # Of one kind in a `shard_map`: what devices share is cast here, so that its cotangents are added up outside.
+    leaves, tree = jax.tree.flatten((x, tuple(ws), own_biases, w_out, extras))
+    return _mlp(how, *jax.tree.unflatten(tree, match_varying(*leaves)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

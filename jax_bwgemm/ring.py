@@ -56,7 +56,8 @@ class Ring:
         return dataclasses.replace(self, out_dtype=out_dtype, options=tuple(options.items()))
 
     def send(self, x: Array, hops: int) -> Array:
-        return lax.ppermute(x, self.axis_name, [(i, (i + hops) % self.size) for i in range(self.size)])
+        sent: Array = lax.ppermute(x, self.axis_name, [(i, (i + hops) % self.size) for i in range(self.size)])
+        return sent
 
     def bounds(self, rows: int, default: int) -> list[tuple[int, int]]:
         """Of the chunks of a device's `rows`; none is empty, unless there are no rows. One device sends nothing."""

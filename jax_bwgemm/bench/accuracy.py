@@ -62,7 +62,7 @@ def evaluate(node: Node, known: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -70,12 +70,28 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
 
 
 FLOAT64: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
+    "sub": np.subtract,
     "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "square": np.square,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": _erf,
+    "gt": lambda x, y: np.greater(x, y).astype(np.float64),
+    "ge": lambda x, y: np.greater_equal(x, y).astype(np.float64),
+    "eq": lambda x, y: np.equal(x, y).astype(np.float64),
+    "where": lambda x, y, z: np.asarray(np.where(np.asarray(x) != 0, y, z)),
     "relu": lambda x: np.maximum(x, 0.0),
     "gelu": _gelu,
     "silu": lambda x: x * _sigmoid(x),

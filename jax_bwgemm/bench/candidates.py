@@ -115,7 +115,7 @@ def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, round
     """Microseconds of each kernel by CUPTI. RuntimeError if it saw another number of launches than there were."""
     if reason := ffi.status():
         raise ValueError(f"timing kernels requires the library that launches them: {reason}")
-    ffi.register(artifacts.artifact_dirs())
+    ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     values = operands(problem, copies)
     size, in_a_row = burst(len(decisions), roofline_us(problem, arch))
@@ -210,7 +210,8 @@ def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.A
 
 
 def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
-    return jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
+    array: jax.Array = jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
+    return array
 
 
 @functools.cache

@@ -205,10 +205,12 @@ def _behind(matmul: Fun) -> tuple[Fun, Fun]:
     """A product behind an all-gather, and a reduce-scatter behind a product."""
 
     def up(x: jax.Array, w: jax.Array, **settings: Any) -> jax.Array:
-        return matmul(lax.all_gather(x, AXIS, tiled=True), w, **settings)
+        out: jax.Array = matmul(lax.all_gather(x, AXIS, tiled=True), w, **settings)
+        return out
 
     def down(x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.psum_scatter(matmul(x, w), AXIS, tiled=True)
+        out: jax.Array = lax.psum_scatter(matmul(x, w), AXIS, tiled=True)
+        return out
 
     return up, down
 

@@ -117,7 +117,8 @@ def measure(
 
 def make_operands(model: Model, form: str) -> tuple[jax.Array, Any]:
     def normal(key: jax.Array, *shape: int) -> jax.Array:
-        return jax.random.normal(key, shape, jnp.bfloat16) * shape[-2] ** -0.5
+        scaled: jax.Array = jax.random.normal(key, shape, jnp.bfloat16) * shape[-2] ** -0.5
+        return scaled
 
     keys = dict(zip(model.shapes(), jax.random.split(jax.random.key(0), len(model.shapes())), strict=True))
     stacked = {name: normal(keys[name], model.layers, *shape) for name, shape in model.shapes().items()}

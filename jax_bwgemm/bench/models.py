@@ -1,7 +1,8 @@
 """A training step of a transformer block under `jax_bwgemm.install()`, against XLA under sets of flags, alternately.
 
 The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
-of it names this package. With several GPUs the batch is divided over them, and the gradients of the weights are added.
+of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in the
+place of what they fuse. With several GPUs the batch is divided over them, and the gradients of the weights are added.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ class Block:
 BLOCKS = (Block(), Block(attention="einsum"))
 
 
-def forward(block: Block, w: Weights, x: jax.Array) -> jax.Array:
+def forward(block: Block, w: Weights, x: jax.Array, is_fused: bool = False) -> jax.Array:
     """(batch, length, width): attention, then the gated MLP, both behind a norm and added to their input."""
     h = norm(x)
     q, k, v = (_heads(block, h @ w[name]) for name in "qkv")
-    x = x + _attended(block, q, k, v).reshape(x.shape) @ w["o"]
+    attended = _attended(block, q, k, v).reshape(x.shape)
+    if is_fused:
+        x = jax_bwgemm.matmul(attended, w["o"], residual=x)
+        return jax_bwgemm.gated_mlp(norm(x), w["gate"], w["up"], w["down"], residual=x)
+    x = x + attended @ w["o"]
     return x + gated(norm(x), w)
 
 
@@ -61,11 +66,11 @@ def gated(x: jax.Array, w: Weights) -> jax.Array:
     return (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
 
 
-def step(block: Block, w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
+def step(block: Block, w: Weights, x: jax.Array, is_fused: bool = False) -> tuple[jax.Array, Weights]:
     """The loss, and weights after a step of gradient descent."""
 
     def loss(w: Weights) -> jax.Array:
-        return jnp.mean(forward(block, w, x).astype(jnp.float32) ** 2)
+        return jnp.mean(forward(block, w, x, is_fused).astype(jnp.float32) ** 2)
 
     value, gradients = jax.value_and_grad(loss)(w)
     return value, jax.tree.map(lambda w, g: w - (1e-3 * g).astype(w.dtype), w, gradients)
@@ -122,12 +127,13 @@ def compile_all(block: Block, operands: tuple[Weights, jax.Array]) -> dict[str, 
     """XLA under each set of flags, and ours under its default and where Triton has no product: what we leave to XLA
     (attention's products, if they are written out) depends on the flags."""
 
-    def compiled(name: str) -> Any:
+    def compiled(name: str, is_fused: bool = False) -> Any:
         options = dict(FLAG_SETS[name])
-        return jax.jit(lambda w, x: step(block, w, x), compiler_options=options).lower(*operands).compile()
+        return jax.jit(lambda w, x: step(block, w, x, is_fused), compiler_options=options).lower(*operands).compile()
 
     with jax_bwgemm.installed():
         ours = {"ours": compiled("default"), "ours, no-triton": compiled("no-triton")}
+        ours["ours, fused"] = compiled("default", True)
     return ours | {name: compiled(name) for name in FLAG_SETS}
 
 

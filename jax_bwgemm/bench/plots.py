@@ -14,9 +14,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "plots require matplotlib, which is not installed: pip install 'jax_bwgemm[plot]'"
-    ) from error
+    raise ModuleNotFoundError("plots require matplotlib, which is not installed: pip install matplotlib") from error
 
 OURS, PEER, LIMIT = "#1b6ca8", "#e07b39", "#707070"
 STYLE = {"svg.hashsalt": "jax_bwgemm", "svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from jax_bwgemm.cli.outputs import check_directory, check_file
+
 HELP = "measure our kernels against XLA and others, or render a result file"
 SUSTAINED_SHAPES = ("8192x8192x8192", "8192x14336x4096")  # and a layer of an MLP
 
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_outputs(args)
     if args.render:
         return _render(args)
     if args.tune:
@@ -91,6 +94,23 @@ def run(args: argparse.Namespace) -> int:
     return _measure(args)
 
 
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Now, not after minutes of measuring: what cannot be written is missed, and matplotlib."""
+    for path in filter(None, (args.json, args.table)):
+        check_file(path)
+    if args.plots:
+        check_directory(args.plots)
+        from jax_bwgemm.bench import plots  # noqa: F401
+    writes_none = args.render or args.tune or args.regret is not None or args.fit or args.lowering
+    if not args.json and not writes_none:
+        from jax_bwgemm.bench.run import RESULTS
+
+        try:
+            check_directory(RESULTS)
+        except OSError as error:
+            raise ValueError(f"`bench` requires a place for its results, got {error}: pass --json OUT") from None
+
+
 def _render(args: argparse.Namespace) -> int:
     from jax_bwgemm.bench import render, report
 
@@ -120,8 +140,6 @@ def _measure(args: argparse.Namespace) -> int:
         sustained=args.sustained,
         sustained_cases=[Case.from_str(text) for text in sustained_shapes],
     )
-    if args.plots:
-        from jax_bwgemm.bench import plots  # now, not after minutes of measuring, is matplotlib missed
 
     def path_of(result: report.Result) -> Path:
         name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
@@ -133,5 +151,7 @@ def _measure(args: argparse.Namespace) -> int:
     report.save(result, path)
     print(f"wrote {path}")
     if args.plots:
+        from jax_bwgemm.bench import plots
+
         plots.draw(result, args.plots)
     return 1 if result.skipped else 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.cli.outputs import check_directory
 from jax_bwgemm.facts.arch import TARGETS, family_of
 
 HELP = "compile the catalogue to cubins, PTX and a manifest; needs CuTeDSL, no GPU"
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default=",".join(TARGETS), help="targets, separated by commas (default: %(default)s)")
     parser.add_argument("--only", metavar="PATTERN", help="build only variants whose name matches this glob")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a CPU)")
+    parser.add_argument("--packs", type=Path, metavar="DIR", help="pack what is in --out as a wheel has it")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory (default: the package's _artifacts)")
 
 
@@ -30,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"`--jobs` requires at least 1, got {args.jobs}")
+    if args.packs:
+        check_directory(args.packs)
     start = time.monotonic()
     targets = _targets(args.arch)
     variants = make.select([*catalogue(targets), *repacks(targets)], args.only)
@@ -44,7 +48,18 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.out} in {seconds:.1f} s")
     for failure in report.failures:
         print(f"refused {failure.name}: {failure.reason}", file=sys.stderr)
+    if args.packs and not report.failures:
+        _pack(args.out, args.packs)
     return 1 if report.failures else 0
+
+
+def _pack(source: Path, out: Path) -> None:
+    from jax_bwgemm.kernels.aot.pack import pack
+
+    counts = pack(source, out)
+    num_bytes = sum(path.stat().st_size for path in out.iterdir())
+    packed = ", ".join(f"{count} for {target}" for target, count in counts.items())
+    print(f"packed {packed}: {out}, {num_bytes / 1e6:.1f} MB")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_bwgemm.cli.explain import DTYPES
+from jax_bwgemm.cli.outputs import check_file
 from jax_bwgemm.facts.arch import ARCHS, TARGETS, by_name
 from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.facts.legality import why_not
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seeds < 1:
         raise ValueError(f"`--seeds` requires at least 1, got {args.seeds}")
+    if args.timeline:
+        check_file(args.timeline)
     problem = _problem(args)
     kernel = _kernel(args, problem)
     watched, schedule = _place(args.trace, kernel), runs.schedules(args.schedule, 0)[-1]

@@ -1,9 +1,17 @@
-"""`explain M N K`: which kernel, which tile and why, for any device on any machine."""
+"""`explain M N K`: which kernel, which tile and why, for any device on any machine; or those of a whole function."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from jax_bwgemm.cli.outputs import check_file
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.facts.legality import why_not_dtypes
@@ -11,6 +19,7 @@ from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, DTYPE_SHOR
 from jax_bwgemm.facts.tile import Tile
 
 HELP = "say which kernel would compute a product, and why"
+PLOTS = (".pdf", ".png", ".svg")
 DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}
 
 
@@ -29,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--activation", choices=ACTIVATIONS)
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--tile", help="the only candidate, for example 128x256x64_cta1_cluster2x1")
+    parser.add_argument(
+        "--function", metavar="MODULE:NAME", help="a callable that returns (f, *args): all products of f(*args) instead"
+    )
+    parser.add_argument("--json", action="store_true", help="as one object")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tiles, waves and order, or a function's times")
     parser.add_argument("--published", action="store_true", help="the cost model beside published figures instead")
     parser.add_argument("--choices", action="store_true", help="what is chosen for many products instead, a line each")
 
@@ -36,22 +50,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from jax_bwgemm.cli.explain_choices import text
     from jax_bwgemm.cli.explain_published import table
-    from jax_bwgemm.explain import Explanation, explain_problem
 
     if args.published or args.choices:
         print(table() if args.published else text())
         return 0
+    if args.plot:
+        _check_plot(args.plot)
+    return _function(args) if args.function else _product(args)
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in PLOTS:
+        raise ValueError(f"`--plot` requires a file that ends with one of {', '.join(PLOTS)}, got {str(path)!r}")
+    from jax_bwgemm.cli import explain_plot  # noqa: F401  which misses matplotlib now
+
+    check_file(path)
+
+
+def _product(args: argparse.Namespace) -> int:
+    from jax_bwgemm.cli.explain_json import of_product
+    from jax_bwgemm.explain import Explanation, explain_problem
+
     problem, tile = _problem(args), Tile.from_str(args.tile) if args.tile else None
-    if reason := why_not_dtypes(problem):
-        print(Explanation(problem, reason=reason))
-        return 0
-    print(explain_problem(problem, args.device, tile))
+    reason = why_not_dtypes(problem)
+    found = Explanation(problem, reason=reason) if reason else explain_problem(problem, args.device, tile)
+    print(json.dumps(of_product(found), indent=1) if args.json else found)
+    if args.plot:
+        from jax_bwgemm.cli import explain_plot
+
+        explain_plot.product(found, args.plot)
     return 0
 
 
+def _function(args: argparse.Namespace) -> int:
+    from jax_bwgemm.cli.explain_json import of_function
+    from jax_bwgemm.explain import FunctionExplanation, explain
+
+    if args.m is not None:
+        raise ValueError(f"`--function` requires no sizes beside it, got {args.m}")
+    f, *operands = _load(args.function)
+    found: Any = explain(f, *operands, device=args.device)
+    assert isinstance(found, FunctionExplanation)  # f is callable
+    print(json.dumps(of_function(found), indent=1) if args.json else found)
+    if args.plot:
+        from jax_bwgemm.cli import explain_plot
+
+        explain_plot.function(found, args.plot)
+    return 0
+
+
+def _load(text: str) -> Sequence[Any]:
+    """(f, *args), as the callable says that `text` names; modules are looked for where the user is, too."""
+    module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())
+    made = getattr(importlib.import_module(module), name, None) if module and name else None
+    given = made() if callable(made) else None
+    if not isinstance(given, tuple) or not given or not callable(given[0]):
+        rule = "`--function` requires MODULE:NAME, a callable without arguments that returns (f, *args)"
+        raise ValueError(f"{rule}, got {text!r}" + (f", which returns {given!r}" if callable(made) else ""))
+    return given
+
+
 def _problem(args: argparse.Namespace) -> Problem:
+    if args.k is None:
+        given = " ".join(str(size) for size in (args.m, args.n) if size is not None)
+        missing = ", ".join(name for name in ("m", "n", "k") if getattr(args, name) is None)
+        raise ValueError(f"`explain` requires m, n and k, got {given or 'none'}: give {missing}, too")
     for name in ("m", "n", "k", "batch"):
-        if (getattr(args, name) or 0) < 1:
+        if getattr(args, name) < 1:
             raise ValueError(f"`{name}` requires at least 1, got {getattr(args, name)}")
     a_dtype, b_dtype = DTYPES[args.dtype], DTYPES[args.b_dtype or args.dtype]
     if a_dtype != b_dtype and not args.out_dtype:

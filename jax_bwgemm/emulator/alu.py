@@ -31,9 +31,18 @@ def factory(expression: str, num_sources: int) -> Callable[..., Callable[[list[A
     return make
 
 
-def build(d: Decoder, instr: Instr, expression: str, bits: int, dest_bits: int | None = None, fn: Any = None) -> Pure:
-    """`dest = expression(sources)`; all sources are `bits` wide. `fn` is called F in the expression."""
-    sources = [d.src(o, bits) for o in instr.operands[1:]]
+def build(
+    d: Decoder,
+    instr: Instr,
+    expression: str,
+    bits: int,
+    dest_bits: int | None = None,
+    fn: Any = None,
+    wider: bool = False,
+) -> Pure:
+    """`dest = expression(sources)`; all sources are `bits` wide, or their registers `wider`. `fn` is called F in the
+    expression."""
+    sources = [d.src(o, bits, wider) for o in instr.operands[1:]]
     dest = d.dest(instr.operands[0])
     closure = factory(expression, len(sources))(dest, *sources, (1 << bits) - 1, 1 << (bits - 1), bits, fn)
     return Pure(closure, ((dest, dest_bits or bits),))
@@ -42,7 +51,7 @@ def build(d: Decoder, instr: Instr, expression: str, bits: int, dest_bits: int |
 def int_type(d: Decoder, mods: list[str], *allowed: str) -> tuple[str, int]:
     """The trailing integer type: kind (u, s or b) and bits. The modifiers before it must be among `allowed`."""
     name = mods[-1] if mods else ""
-    if name not in ("u8", "s8", "b8", "u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64"):
+    if name not in ("u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64"):
         raise d.unsupported(f"unknown integer type `.{name}`")
     d.only(mods[:-1], *allowed)
     return name[0], int(name[1:])
@@ -85,11 +94,17 @@ def int_neg(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
 def int_mul(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     d.arity(3)
     kind, bits = int_type(d, mods, "lo", "hi", "wide")
+    _check_product(d, mods, bits)
     if mods[0] == "lo":
         return build(d, instr, "(x * y) & M", bits)
     if mods[0] == "wide":
         return build(d, instr, "F(x, y)", bits, 2 * bits, functools.partial(_mul_wide, kind, bits))
     return build(d, instr, "F(x, y)", bits, bits, functools.partial(_mul_hi, kind, bits))
+
+
+def _check_product(d: Decoder, mods: list[str], bits: int) -> None:
+    if len(mods) != 2 or bits not in ((16, 32) if mods[0] == "wide" else (16, 32, 64)):
+        raise d.unsupported("requires .lo, .hi or .wide, and 16, 32 or 64 bits (for .wide 16 or 32)")
 
 
 def _mul_wide(kind: str, bits: int, x: Value, y: Value) -> Value:
@@ -113,8 +128,9 @@ def _mul_hi(kind: str, bits: int, x: Value, y: Value) -> Value:
 def int_mad(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     d.arity(4)
     kind, bits = int_type(d, mods, "lo", "wide", "hi")
+    _check_product(d, mods, bits)
     if mods[0] == "lo":
-        return build(d, instr, "(x * y + z) & M", bits)
+        return build(d, instr, "((x * y & M) + z) & M", bits)
     dest_bits = 2 * bits if mods[0] == "wide" else bits
     product = functools.partial(_mul_wide if mods[0] == "wide" else _mul_hi, kind, bits)
     x, y = d.src(instr.operands[1], bits), d.src(instr.operands[2], bits)
@@ -205,6 +221,7 @@ def _extract(bits: int, kind: str, x: int, pos: int, count: int) -> int:
 def int_rare(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     kind, bits = int_type(d, mods)
     name = instr.opcode.split(".")[0]
+    d.arity({"popc": 2, "clz": 2, "brev": 2, "bfe": 4}.get(name, 3))
     fn = functools.partial(_RARE[name], bits, kind)
     dest_bits = 32 if name in ("popc", "clz") else bits
     names = "xyz"[: len(instr.operands) - 1]

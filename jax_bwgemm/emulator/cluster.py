@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_bwgemm.emulator.decode import SHARED_BASE, Program
 from jax_bwgemm.emulator.engine import AsyncOp, Engine, Schedule, Waitable
-from jax_bwgemm.emulator.errors import Fault, LaunchError
+from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.machine import Warp
 from jax_bwgemm.emulator.observe import ObservedEngine, ObservedWarp
 from jax_bwgemm.emulator.races import ARRIVED, GRANULE, KNOWN, Clock, Shadow, Tracker
@@ -110,6 +110,7 @@ class Cluster:
         self.ctas = [Cta(self, rank, self._coords(rank)) for rank in range(self.num_ctas)]
         self.warps = [self._warp(cta, i, per_cta, threads) for cta in self.ctas for i in range(per_cta)]
         self.budget = machine.max_instructions
+        self.refused = 0  # bits of the requests to cancel a cluster that were refused
 
     def _coords(self, rank: int) -> Dim:
         x, rest = rank % self.shape[0], rank // self.shape[0]
@@ -154,11 +155,7 @@ class Cluster:
             "%dynamic_smem_size": self.smem_bytes,
             "%is_explicit_cluster": self.num_ctas > 1,
         }
-        if stem in triples and axis in ("x", "y", "z"):
-            return triples[stem]["xyz".index(axis)]
-        if name in singles:
-            return singles[name]
-        raise LaunchError(f"special register `{name}` is not modelled")
+        return triples[stem]["xyz".index(axis)] if stem in triples else singles[name]
 
     def _tid(self, index: int, axis: str) -> Any:
         flat = LANES + np.uint32(32 * index)
@@ -168,13 +165,13 @@ class Cluster:
 
     # memory
 
-    def cta_of(self, address: int, warp: Warp | None = None) -> tuple[Cta, int]:
+    def cta_of(self, address: int, warp: Warp) -> tuple[Cta, int]:
         """The CTA and the offset of a 32-bit shared address (a generic one is accepted too)."""
         address = address - SHARED_BASE if address >= SHARED_BASE else address
         rank, offset = address >> 24, address & 0xFFFFFF
-        if rank >= len(self.ctas):
+        if not 0 <= rank < len(self.ctas):
             message = f"shared address {address:#x} names CTA {rank} of a cluster of {len(self.ctas)}"
-            raise warp.fault("out-of-bounds", message) if warp else Fault("out-of-bounds", message)
+            raise warp.fault("out-of-bounds", message)
         return self.ctas[rank], offset
 
     # scheduling

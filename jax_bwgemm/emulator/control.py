@@ -226,12 +226,12 @@ def _mapa(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """The same offset in another CTA of the cluster. One that does not exist is an error only when it is used."""
     d.arity(3)
     d.only(mods, "shared::cluster", "u32", "u64")
-    bits = int(mods[-1][1:])
-    if "shared::cluster" not in mods:
+    if len(mods) != 2 or mods[0] != "shared::cluster":
         raise d.unsupported("generic addresses are not modelled here")
+    bits = {"u32": 32, "u64": 64}.get(mods[1], 0)
     dest, a, rank = d.dest(instr.operands[0]), d.src(instr.operands[1], bits), d.src(instr.operands[2], 32)
 
     def run(r: list[Any]) -> None:
-        r[dest] = (r[a] & 0xFFFFFF) | (r[rank] << 24)
+        r[dest] = (r[a] & 0xFFFFFF) | ((r[rank] & 0xFF) << 24)
 
     return Pure(run, ((dest, bits),))

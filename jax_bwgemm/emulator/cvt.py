@@ -16,12 +16,13 @@ from jax_bwgemm.emulator.syntax import Instr
 from jax_bwgemm.emulator.values import FLOAT, NUM_LANES, SINT, UINT, Value, lifted, signed
 
 _SMALL = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8}
+_INTEGERS = {f"{kind}{bits}" for kind in "us" for bits in (8, 16, 32, 64)}
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
 _NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "e4m3": 0x7F, "e5m2": 0x7F}  # what cvt gives for NaN (PTX ISA, cvt)
 
 
 def _is_int(name: str) -> bool:
-    return name[0] in "usb" and name[1:].isdigit()
+    return name in _INTEGERS
 
 
 @handles("cvt")
@@ -48,6 +49,7 @@ def _cvt(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
 
 
 def _int_to_int(d: Decoder, instr: Instr, options: list[str], to: str, of: str) -> Pure:
+    d.arity(2)
     d.only(options, "sat")
     from_bits, to_bits = int(of[1:]), int(to[1:])
     reg_bits = d.register_bits(instr.operands[0], to_bits)
@@ -58,7 +60,9 @@ def _int_to_int(d: Decoder, instr: Instr, options: list[str], to: str, of: str) 
             value = signed(x, from_bits) if of[0] == "s" else x & ((1 << from_bits) - 1)
             return min(max(value, low), high) & ((1 << reg_bits) - 1)
 
-        return alu.build(d, instr, "F(x)", max(from_bits, 16), reg_bits, functools.partial(lifted, clamp, reg_bits))
+        return alu.build(
+            d, instr, "F(x)", max(from_bits, 16), reg_bits, functools.partial(lifted, clamp, reg_bits), True
+        )
 
     def convert(x: Value) -> Value:
         if isinstance(x, np.ndarray):
@@ -68,7 +72,7 @@ def _int_to_int(d: Decoder, instr: Instr, options: list[str], to: str, of: str) 
         value = signed(x, from_bits) if of[0] == "s" else x & ((1 << from_bits) - 1)
         return value & ((1 << to_bits) - 1) if to[0] != "s" else signed(value, to_bits) & ((1 << reg_bits) - 1)
 
-    return alu.build(d, instr, "F(x)", max(from_bits, 16), reg_bits, convert)
+    return alu.build(d, instr, "F(x)", max(from_bits, 16), reg_bits, convert, True)
 
 
 def round_small(x: np.ndarray, kind: str, saturate: bool = False, relu: bool = False) -> np.ndarray:
@@ -161,7 +165,7 @@ def _lift(fn: Callable[[np.ndarray], np.ndarray], of_bits: int, to_bits: int) ->
     def convert(x: Value) -> Value:
         if isinstance(x, np.ndarray):
             return fn(x.astype(UINT[of_bits], copy=False)).astype(UINT[to_bits], copy=False)
-        return int(fn(np.full(1, x, UINT[of_bits])).astype(UINT[to_bits])[0])
+        return int(fn(np.full(1, x & ((1 << of_bits) - 1), UINT[of_bits])).astype(UINT[to_bits])[0])
 
     return convert
 
@@ -188,6 +192,7 @@ _ROUND: dict[str, Callable[[np.ndarray], Any]] = {"rni": np.rint, "rzi": np.trun
 
 
 def _int_to_float(d: Decoder, instr: Instr, options: list[str], to: str, of: str) -> Pure:
+    d.arity(2)
     d.only(options, "rn")
     bits, widths = int(of[1:]), {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
@@ -199,6 +204,7 @@ def _int_to_float(d: Decoder, instr: Instr, options: list[str], to: str, of: str
 
 
 def _float_to_int(d: Decoder, instr: Instr, options: list[str], to: str, of: str) -> Pure:
+    d.arity(2)
     d.only(options, *_ROUND, "ftz", "sat")
     bits, widths = int(to[1:]), {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
     mode = next((o for o in options if o in _ROUND), None)

@@ -11,12 +11,37 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_bwgemm.emulator.errors import LaunchError, UnsupportedInstruction
-from jax_bwgemm.emulator.syntax import Entry, Imm, Instr, Mem, Not, Operand, Pair, Reg, Sink, Symbol, Vec
+from jax_bwgemm.emulator.syntax import (
+    Entry,
+    Imm,
+    Instr,
+    Mem,
+    Missing,
+    Modifiers,
+    Not,
+    Operand,
+    Operands,
+    Pair,
+    Reg,
+    Sink,
+    Symbol,
+    Vec,
+)
+from jax_bwgemm.emulator.values import UNDEFINED
 
 BLOCK, EXIT, SPLIT = -1, -2, -3  # the warp must wait here; it has ended; its lanes took different ways
 
 PARAM_BASE = 1 << 44  # generic address of the parameter space
 SHARED_BASE = 1 << 45  # generic address of shared memory: base + 32-bit shared address
+_TRIPLES = ("tid", "ntid", "ctaid", "nctaid", "cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid")
+_SINGLES = ("laneid", "warpid", "cluster_ctarank", "cluster_nctarank", "smid", "clock", "dynamic_smem_size")
+SPECIALS = {
+    **{f"%{name}.{axis}": 32 for name in _TRIPLES for axis in "xyz"},
+    **{f"%{name}": 32 for name in _SINGLES},
+    "%clock64": 64,
+    "%globaltimer": 64,
+    "%is_explicit_cluster": 1,
+}  # special registers that are modelled, and their bits
 SHARED_OFFSET = 0x400  # the first KiB of shared memory is reserved on sm_90 and later (CUDA programming guide)
 
 
@@ -119,24 +144,32 @@ class Decoder:
             self.constants[self.by_value[key]] = value
         return self.by_value[key]
 
-    def src(self, operand: Operand, bits: int) -> int:
-        """The slot of a source operand; an immediate becomes a constant of `bits` raw bits."""
+    def src(self, operand: Operand, bits: int, wider: bool = False) -> int:
+        """The slot of a source operand; an immediate becomes a constant of `bits` raw bits. Where a register may be
+        `wider`, as in st and cvt, the low bits count. None has 8 bits."""
         if isinstance(operand, Reg):
+            need = bits if bits == 1 else max(bits, 16)
+            if operand.bits != need and not (wider and operand.bits > need > 1):
+                raise self.unsupported(f"a register of {need} bits is required, got {operand.name} of {operand.bits}")
             return operand.slot
         if isinstance(operand, Imm):
             return self.constant(bool(operand.value)) if bits == 1 else self.constant(operand.value & ((1 << bits) - 1))
         if isinstance(operand, Symbol):
-            return self.symbol(operand.name)
+            return self.symbol(operand.name, bits)
         raise self.unsupported(f"a register or an immediate is required, got {operand}")
 
-    def symbol(self, name: str) -> int:
-        if name in self.param_at:
+    def address(self, operand: Operand) -> int:
+        """The slot of an address: a register of 32 or 64 bits, a number or a symbol."""
+        return self.src(operand, operand.bits if isinstance(operand, Reg) and operand.bits in (32, 64) else 64)
+
+    def symbol(self, name: str, bits: int) -> int:
+        if name in self.param_at and bits == 64:
             return self.constant(PARAM_BASE + self.param_at[name].offset)
-        if name in self.shared_at or name.startswith("%"):
+        if (name in self.shared_at and bits in (32, 64)) or SPECIALS.get(name) == bits:
             if name not in self.specials:
                 self.specials[name] = self.new_slot()
             return self.specials[name]
-        raise self.unsupported(f"unknown symbol `{name}`")
+        raise self.unsupported(f"unknown symbol `{name}` of {bits} bits")
 
     def dest(self, operand: Operand) -> int:
         """The slot of a destination register; `_` gets a slot that nobody reads."""
@@ -173,8 +206,21 @@ class Decoder:
         for count in range(len(tokens), 0, -1):
             handler = HANDLERS.get(".".join(tokens[:count]))
             if handler:
-                return handler(self, instr, tokens[count:])
+                try:
+                    op = handler(self, instr, Modifiers(tokens[count:]))
+                except Missing as missing:
+                    raise self.unsupported(str(missing)) from None
+                self._check_dests(op)
+                return op
         raise self.unsupported("unknown opcode")
+
+    def _check_dests(self, op: Pure | Effect) -> None:
+        assert self.instr is not None
+        written = dict(op.dests)
+        for reg in (reg for operand in self.instr.operands for reg in _regs(operand)):
+            if written.get(reg.slot, reg.bits) != reg.bits:
+                need = written[reg.slot]
+                raise self.unsupported(f"a register of {need} bits is required, got {reg.name} of {reg.bits}")
 
 
 @dataclasses.dataclass
@@ -235,12 +281,12 @@ def decode(entry: Entry, params: bytes, target: str = "") -> Program:
     effects.append(_fell_off)
     dests.append(())
     blocks = _blocks(entry)
-    template: list[Any] = [None] * decoder.num_slots
+    template: list[Any] = [UNDEFINED] * decoder.num_slots
     for slot, value in decoder.constants.items():
         template[slot] = value
     pc_of = {id(fn): pc for pc, fn in enumerate(pure) if fn is not None}
     return Program(
-        (*entry.body, Instr(entry.body[-1].line if entry.body else 0, "(end of kernel)", "ret", ())),
+        (*entry.body, Instr(entry.body[-1].line if entry.body else 0, "(end of kernel)", "ret", Operands())),
         pure,
         effects,
         dests,
@@ -258,7 +304,7 @@ def decode(entry: Entry, params: bytes, target: str = "") -> Program:
 
 
 def _fell_off(warp: Any) -> int:
-    return EXIT
+    raise warp.fault("no-exit", "the end of the kernel is reached without ret or exit")
 
 
 def _guarded(op: Pure | Effect, instr: Instr) -> Effect:
@@ -286,16 +332,21 @@ def _blocks(entry: Entry) -> list[tuple[int, int]]:
 
 
 def registers(operand: Operand | None) -> list[int]:
+    """The slots that an operand names."""
+    return [reg.slot for reg in _regs(operand)]
+
+
+def _regs(operand: Operand | None) -> list[Reg]:
     if isinstance(operand, Reg):
-        return [operand.slot]
+        return [operand]
     if isinstance(operand, Mem):
-        return registers(operand.base) + [s for c in operand.coords for s in registers(c)]
+        return _regs(operand.base) + [reg for c in operand.coords for reg in _regs(c)]
     if isinstance(operand, Vec):
-        return [s for item in operand.items for s in registers(item)]
+        return [reg for item in operand.items for reg in _regs(item)]
     if isinstance(operand, Pair):
-        return registers(operand.first) + registers(operand.second)
+        return _regs(operand.first) + _regs(operand.second)
     if isinstance(operand, Not):
-        return registers(operand.operand)
+        return _regs(operand.operand)
     return []
 
 

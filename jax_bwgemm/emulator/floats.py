@@ -28,6 +28,9 @@ _KINDS = {
     "f64": ("f64", 64),
 }
 NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}  # what arithmetic gives (PTX ISA, floating-point NaN)
+_SOURCES = {"mad": 3, "fma": 3} | dict.fromkeys(
+    ("neg", "abs", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos"), 1
+)  # of all others 2
 _ROUNDING = ("rn", "ftz", "sat", "approx", "full", "rz")
 
 
@@ -88,6 +91,7 @@ def _with_modifiers(fn: Callable[..., Any], mods: list[str]) -> Callable[..., An
 def float_op(d: Decoder, instr: Instr, mods: list[str], fn: Callable[..., Any], *allowed: str) -> Pure:
     """A float instruction: sources in the type's registers, result rounded to nearest even."""
     kind, bits = float_type(d, mods, *allowed)
+    d.arity(1 + _SOURCES.get(instr.opcode.split(".")[0], 2))
     if "rz" in mods:
         raise d.unsupported("rounding `.rz` is not modelled")
     names = ", ".join("xyz"[: len(instr.operands) - 1])
@@ -134,6 +138,7 @@ _MIXED: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "fma
 def _mixed(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """`add.f32.f16 d, a, c` and `fma.f32.f16 d, a, b, c`: all but the last source are 16-bit, the sum is float32."""
     name = instr.opcode.split(".")[0]
+    d.arity(1 + _SOURCES.get(name, 2))
     d.only(mods[:-2], "rn", "sat")
     kind, fn = mods[-1], _with_modifiers(_MIXED[name], mods)
     *narrow, last = instr.operands[1:]
@@ -244,6 +249,7 @@ def _setp(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     if not mods or mods[-1] not in _KINDS:
         return moves.int_setp(d, instr, mods)
     kind, bits = float_type(d, mods, *_FLOAT_COMPARE, "and", "or", "xor", "ftz")
+    boolop = moves.check_compare(d, mods, _FLOAT_COMPARE)
     fn = _FLOAT_COMPARE[mods[0]]
     x, y = d.src(instr.operands[1], bits), d.src(instr.operands[2], bits)
 
@@ -260,5 +266,4 @@ def _setp(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
 
         return run
 
-    boolop = [m for m in mods[1:-1] if m != "ftz"]
     return moves.finish_setp(d, instr, boolop, make, x, y)

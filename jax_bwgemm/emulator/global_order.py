@@ -114,7 +114,10 @@ class GlobalOrder:
         shadow.read[index] = self._number(access)
         return found
 
-    def write(self, w: Any, buffer: np.ndarray, name: str, index: np.ndarray, strength: Strength) -> None:
+    def write(
+        self, w: Any, buffer: np.ndarray, name: str, index: np.ndarray, strength: Strength, new: np.ndarray
+    ) -> None:
+        """The bytes `new` are about to be stored at `index`."""
         self.changed()
         if not self.enabled:
             return
@@ -126,7 +129,8 @@ class GlobalOrder:
         if strength.scope:
             release = self.released(w, strength.scope) if strength.order == "release" else w.fenced
             before = dict(zip(index.ravel().tolist(), buffer[index].ravel().tolist(), strict=True))
-            access.flag = Flag(release, before)
+            same = bool((buffer[index] == new).all())
+            access.flag = self._flag_of(shadow.write[index]) if same else Flag(release, before)
         shadow.write[index] = self._number(access)
 
     def changed(self) -> None:
@@ -226,6 +230,12 @@ class GlobalOrder:
         )
 
     # records
+
+    def _flag_of(self, numbers: np.ndarray) -> Flag | None:
+        """That of the store which left a value behind: storing it again tells nobody anything, since who finds it may
+        have found it as it was."""
+        found = self._distinct(numbers)
+        return found[0].flag if len(found) == 1 and (numbers != 0).all() else None
 
     def _distinct(self, numbers: np.ndarray) -> list[Access]:
         """The accesses in a piece of shadow; nearly always none or one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from jax_bwgemm.emulator import (
     alu,
     barriers,
+    cancel,
     control,
     cvt,
     floats,
@@ -26,18 +29,20 @@ from jax_bwgemm.emulator import (
 )
 from jax_bwgemm.emulator.cluster import Cluster, Dim
 from jax_bwgemm.emulator.counters import Counters
-from jax_bwgemm.emulator.decode import decode
+from jax_bwgemm.emulator.decode import SHARED_OFFSET, decode
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.global_order import GlobalOrder
 from jax_bwgemm.emulator.memory import Memory
 from jax_bwgemm.emulator.observe import Observer
+from jax_bwgemm.emulator.parser import MAX_SHARED_BYTES
 from jax_bwgemm.emulator.syntax import Entry, Module
 from jax_bwgemm.emulator.tensormap import MAP_BYTES, TensorMap
 
 HANDLER_MODULES = (
     alu,
     barriers,
+    cancel,
     control,
     cvt,
     floats,
@@ -52,6 +57,8 @@ HANDLER_MODULES = (
     wgmma,
 )
 Parameter = bytes | TensorMap | int
+# CUDA programming guide, technical specifications; clusters of more than 8 CTAs are not portable.
+MAX_GRID, MAX_BLOCK, MAX_THREADS, MAX_CLUSTER = ((1 << 31) - 1, 65535, 65535), (1024, 1024, 64), 1024, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +86,18 @@ class Machine:
         schedule: Schedule,
         checks: bool,
         max_instructions: int,
-        strict: bool,
+        tmem_scoreboard: bool,
         observer: Observer | None,
         demand_grid_wait: bool,
     ) -> None:
         self.memory, self.schedule, self.checks = global_memory, schedule, checks
         self.order = GlobalOrder(checks, schedule.loads)
         self.max_instructions = max_instructions
-        self.strict_tmem_wait = strict
+        self.tmem_scoreboard = tmem_scoreboard
         self.observer = observer
         self.demand_grid_wait = demand_grid_wait
         self.counters = Counters()
+        self.waiting: Iterator[Dim] = iter(())  # clusters that have not started
         self.maps: dict[int, TensorMap] = {}
         self.map_bytes: dict[int, tuple[bytes, str]] = {}
         self.views: dict[int, np.ndarray] = {}
@@ -129,27 +137,31 @@ def run(
     schedule: Schedule | None = None,
     checks: bool = True,
     max_instructions: int = 200_000_000,
-    strict_tmem_wait: bool = False,
+    tmem_scoreboard: bool = False,
     observer: Observer | None = None,
     demand_grid_wait: bool = False,
 ) -> Counters:
     """Executes a launch on `global_memory`, in place. Raises `Fault` at the first rule that the kernel breaks.
 
     `checks=False` leaves the happens-before tracking out. `max_instructions` (warp instructions of one cluster) ends
-    endless kernels. `strict_tmem_wait` demands tcgen05.wait::ld between a tcgen05.ld
-    and the arrival that publishes it; CuTeDSL can leave that to the assembler, so it is not demanded by default.
+    endless kernels. Registers that a tcgen05.ld fills have no value until tcgen05.wait::ld; with `tmem_scoreboard` they
+    have it at once, as in the machine code that ptxas makes, which waits on the load's scoreboard before it reads them.
     `observer` watches: a `Trace`, a `Timeline`. Where a kernel has a griddepcontrol.wait, no warp may touch global
     memory before it knows of one of its CTA; `demand_grid_wait` holds kernels without any to that rule as well.
     """
     entry = module.entries[launch.entry] if launch.entry else module.entry
     _check_launch(entry, launch)
     schedule = schedule or Schedule()
-    machine = Machine(global_memory, schedule, checks, max_instructions, strict_tmem_wait, observer, demand_grid_wait)
+    machine = Machine(global_memory, schedule, checks, max_instructions, tmem_scoreboard, observer, demand_grid_wait)
     program = decode(entry, _parameter_block(entry, launch, machine), module.target)
+    shared = program.dynamic_offset - SHARED_OFFSET + launch.smem_bytes
+    if launch.smem_bytes < 0 or shared > MAX_SHARED_BYTES:
+        raise LaunchError(f"`{entry.name}` requires at most {MAX_SHARED_BYTES} bytes of shared memory, got {shared}")
     grid = launch.cluster if schedule.one_cluster else launch.grid
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        for base in _cluster_bases(grid, launch.cluster):
+        machine.waiting = _cluster_bases(grid, launch.cluster)
+        for base in machine.waiting:
             cluster = Cluster(program, grid, launch.cluster, launch.block, base, launch.smem_bytes, machine)
             cluster.run()
             machine.counters.instructions += sum(w.executed for w in cluster.warps)
@@ -157,19 +169,25 @@ def run(
     return machine.counters
 
 
-def _cluster_bases(grid: Dim, cluster: Dim) -> list[Dim]:
-    return [
-        (x, y, z)
-        for z in range(0, grid[2], cluster[2])
-        for y in range(0, grid[1], cluster[1])
-        for x in range(0, grid[0], cluster[0])
-    ]
+def _cluster_bases(grid: Dim, cluster: Dim) -> Iterator[Dim]:
+    """The first CTA of each cluster, in the order in which they run."""
+    for z in range(0, grid[2], cluster[2]):
+        for y in range(0, grid[1], cluster[1]):
+            for x in range(0, grid[0], cluster[0]):
+                yield x, y, z
 
 
 def _check_launch(entry: Entry, launch: Launch) -> None:
     if entry.block and entry.block != launch.block:
         raise LaunchError(f"`{entry.name}` requires a block of {entry.block} (.reqntid), got {launch.block}")
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    for what, value, most in (("grid", launch.grid, MAX_GRID), ("block", launch.block, MAX_BLOCK)):
+        if not all(1 <= size <= limit for size, limit in zip(value, most, strict=True)):
+            raise LaunchError(f"a {what} requires 1 to {most} along x, y and z, got {value}")
+    threads, ctas = math.prod(launch.block), math.prod(launch.cluster)
+    if threads > MAX_THREADS:
+        raise LaunchError(f"a block requires at most {MAX_THREADS} threads, got {threads}")
+    if not 1 <= ctas <= MAX_CLUSTER:
+        raise LaunchError(f"a cluster requires 1 to {MAX_CLUSTER} CTAs, got {launch.cluster}")
     if entry.max_threads and threads > entry.max_threads:
         raise LaunchError(f"`{entry.name}` requires at most {entry.max_threads} threads (.maxntid), got {threads}")
     for g, c in zip(launch.grid, launch.cluster, strict=True):
@@ -177,6 +195,12 @@ def _check_launch(entry: Entry, launch: Launch) -> None:
             raise LaunchError(
                 f"a grid requires positive multiples of the cluster, got {launch.grid} and {launch.cluster}"
             )
+
+
+def _to_bytes(value: int, index: int, size: int) -> bytes:
+    if not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+        raise LaunchError(f"parameter {index} requires {size} bytes, got {value}")
+    return value.to_bytes(size, "little", signed=value < 0)
 
 
 def _parameter_block(entry: Entry, launch: Launch, machine: Machine) -> bytes:
@@ -195,7 +219,7 @@ def _parameter_block(entry: Entry, launch: Launch, machine: Machine) -> bytes:
             machine.maps[param.offset] = value
             value = bytes(MAP_BYTES)
         elif isinstance(value, int):
-            value = value.to_bytes(param.size, "little", signed=value < 0)
+            value = _to_bytes(value, i, param.size)
         if len(value) != param.size:
             raise LaunchError(f"parameter {i} requires {param.size} bytes, got {len(value)}")
         block[param.offset : param.offset + param.size] = value

@@ -10,7 +10,7 @@ from jax_bwgemm.emulator.decode import BLOCK, EXIT, SPLIT, Effect, Program, Pure
 from jax_bwgemm.emulator.engine import Waitable
 from jax_bwgemm.emulator.errors import Fault, Where
 from jax_bwgemm.emulator.races import KNOWN, Clock
-from jax_bwgemm.emulator.values import NUM_LANES, Value, select
+from jax_bwgemm.emulator.values import IN_FLIGHT, NUM_LANES, UNDEFINED, NoValue, Value, select
 
 
 class Split:
@@ -45,9 +45,12 @@ class Warp:
         self.mmas: list[Any] = []  # tcgen05 operations not yet known done
         self.wgmma: Any = None
         self.unwaited_load: Where | None = None  # the last tcgen05.ld, until tcgen05.wait::ld
+        self.loading: dict[int, np.ndarray] = {}  # slot -> what such a load has on its way to it
         self.unwaited_store: Where | None = None  # the last tcgen05.st, until tcgen05.wait::st
         self.mma_ops = 0  # bits of all tcgen05 MMAs and copies issued
         self.tmem_copies = 0  # bits of the copies
+        self.commits: list[Any] = []  # tcgen05.commits not yet known done
+        self.commit_ops = 0  # bits of all commits issued
         self.cluster_generation: int | None = None  # of the barrier.cluster.arrive not yet waited for
         self.seen: Clock | None = None  # what relaxed waits saw, until a fence acquires it
         self.released: Clock | None = None  # what the last fence released
@@ -78,8 +81,8 @@ class Warp:
 
     def value(self, slot: int) -> Value:
         value = self.regs[slot]
-        if value is None:
-            raise self.fault("uninitialised-register", "a register is read before it is written")
+        if value.__class__ is NoValue:
+            raise self._no_value(value)
         return value
 
     def lanes(self, slot: int) -> np.ndarray:
@@ -93,7 +96,7 @@ class Warp:
         """Writes a register in the active lanes."""
         mask = self.split.mask
         old = self.regs[slot]
-        if mask is not None and old is not None:
+        if mask is not None and old is not UNDEFINED:
             value = merge(mask, value, old, bits)
         self.regs[slot] = value
 
@@ -134,10 +137,10 @@ class Warp:
         return BLOCK
 
     def check_tmem_wait(self) -> None:
-        """Before a release: stores to TMEM must have been waited for, and loads where that is demanded."""
+        """Before a release: loads from TMEM and stores to it must have been waited for."""
         if self.unwaited_store is not None:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::st since the store at {self.unwaited_store}")
-        if self.unwaited_load is not None and self.cta.cluster.machine.strict_tmem_wait:
+        if self.unwaited_load is not None:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::ld since the load at {self.unwaited_load}")
 
     def see(self, clock: Clock) -> None:
@@ -299,7 +302,10 @@ class Warp:
         program, pc = self.program, split.pc
         fn = program.pure[pc]
         if fn is None:
-            jump: int | None = program.effects[pc](self)  # type: ignore[misc]
+            try:
+                jump: int | None = program.effects[pc](self)  # type: ignore[misc]
+            except (TypeError, AttributeError) as error:
+                raise self._register_fault(error) from error
             return jump
         first, last = program.blocks[pc]
         alone = not any(first <= stop <= last for stop in stops)
@@ -326,29 +332,32 @@ class Warp:
         keep = [(slot, bits, regs[slot]) for slot, bits in dests]
         fn(regs)
         for slot, bits, old in keep:
-            if old is not None:
+            if old is IN_FLIGHT:
+                raise self._no_value(old)
+            if old is not UNDEFINED:
                 regs[slot] = merge(mask, regs[slot], old, bits)
 
     def _register_fault(self, error: Exception) -> Exception:
+        """What stands behind an error of Python's while an instruction was executed: a register without a value, or
+        else a mistake of this emulator."""
         instr = self.program.instrs[self.split.pc]
-        if any(isinstance(value, InFlight) for value in self._sources(instr)):
-            return self.fault(
-                "register-in-flight",
-                "a register is used before the asynchronous instruction that fills it was waited for",
-            )
-        if any(value is None for value in self._sources(instr)):
-            return self.fault("uninitialised-register", "a register is read before it is written")
+        written = {slot for slot, _ in self.program.dests[self.split.pc]}
+        first, *rest = (*instr.operands, None)
+        slots = [slot for operand in (instr.guard, *rest) for slot in registers(operand)]
+        slots += [slot for slot in registers(first) if slot not in written]
+        if any(self.regs[slot] is IN_FLIGHT for slot in (*slots, *written)):
+            return self._no_value(IN_FLIGHT)
+        if any(self.regs[slot] is UNDEFINED for slot in slots):
+            return self._no_value(UNDEFINED)
         return error
 
-    def _sources(self, instr: Any) -> list[Any]:
-        return [self.regs[slot] for operand in instr.operands for slot in registers(operand)]
-
-
-class InFlight:
-    """The content of a register that an asynchronous instruction has not delivered yet."""
-
-
-IN_FLIGHT = InFlight()
+    def _no_value(self, value: NoValue) -> Fault:
+        if value is UNDEFINED:
+            return self.fault("uninitialised-register", "a register is read before it is written")
+        return self.fault(
+            "register-in-flight",
+            "a register is used before the asynchronous instruction that fills it was waited for",
+        )
 
 
 def merge(mask: np.ndarray, new: Value, old: Value, bits: int) -> Value:

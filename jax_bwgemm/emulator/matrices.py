@@ -18,7 +18,7 @@ def _matrix(d: Decoder, instr: Instr, mods: list[str], address: Operand, regs: O
     count = next((int(m[1:]) for m in mods if m in ("x1", "x2", "x4")), 0)
     if "m8n8" not in mods or not count or len(d.items(regs)) != count:
         raise d.unsupported("requires .m8n8 and a register for each matrix")
-    slot, offset = address_slot(d, address, 32)
+    slot, offset = address_slot(d, address)
     return slot, offset, count, "trans" in mods
 
 

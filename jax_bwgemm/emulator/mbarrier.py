@@ -72,10 +72,10 @@ class MBarrier(Waitable):
         self.wake()
 
 
-def barrier_at(cluster: Any, address: int, where: Any) -> MBarrier:
+def barrier_at(w: Any, address: int) -> MBarrier:
     """The live barrier at a shared address."""
-    cta, offset = cluster.cta_of(address)
-    return barrier_in(cta, offset, where)
+    cta, offset = w.cta.cluster.cta_of(address, w)
+    return barrier_in(cta, offset, w.where())
 
 
 def barrier_in(cta: Any, offset: int, where: Any) -> MBarrier:
@@ -108,18 +108,23 @@ _SPACES = ("shared", "shared::cta", "shared::cluster", "b64")
 def _init(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.arity(2)
     d.only(mods, *_SPACES)
-    slot, offset = address_slot(d, instr.operands[0], 32)
+    slot, offset = address_slot(d, instr.operands[0])
     count = d.src(instr.operands[1], 32)
 
     def run(w: Any) -> None:
-        cta, at = w.cta.cluster.cta_of(w.uniform(slot) + offset, w)
-        number = w.uniform(count, "mbarrier count")
+        for address, number in zip(w.lanes(slot).tolist(), w.lanes(count).tolist(), strict=True):
+            initialise(w, address + offset, number)
+
+    def initialise(w: Any, address: int, number: int) -> None:
+        cta, at = w.cta.cluster.cta_of(address, w)
         if at % 8 or at + 8 > cta.limit:
             raise w.fault("misaligned", f"an mbarrier requires a multiple of 8 inside shared memory, got {at:#x}")
         if cta is not w.cta or not 1 <= number <= MAX_COUNT:
             raise w.fault("barrier-misuse", f"mbarrier.init of CTA {cta.rank_in_grid} with a count of {number}")
         if at in cta.barriers:
-            raise w.fault("barrier-misuse", f"mbarrier.init of a live barrier: {cta.barriers[at]}")
+            raise w.fault(
+                "barrier-misuse", f"mbarrier.init of a live barrier (by {len(w.active)} lanes): {cta.barriers[at]}"
+            )
         cta.barriers[at] = MBarrier(cta, at, number, w)
 
     return Effect(run)
@@ -129,12 +134,13 @@ def _init(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 def _inval(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.arity(1)
     d.only(mods, *_SPACES)
-    slot, offset = address_slot(d, instr.operands[0], 32)
+    slot, offset = address_slot(d, instr.operands[0])
 
     def run(w: Any) -> None:
-        barrier = barrier_at(w.cta.cluster, w.uniform(slot) + offset, w.where())
-        barrier.check_init(w.clock, (KNOWN, INITS), w.where())
-        del barrier.cta.barriers[barrier.offset]
+        for address in w.lanes(slot).tolist():
+            barrier = barrier_at(w, address + offset)
+            barrier.check_init(w.clock, (KNOWN, INITS), w.where())
+            del barrier.cta.barriers[barrier.offset]
 
     return Effect(run)
 
@@ -145,7 +151,7 @@ def _arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.only(mods, *_SPACES, "release", "relaxed", "cta", "cluster", "noComplete")
     operands = list(instr.operands)
     state = d.dest(operands.pop(0)) if isinstance(operands[0], Reg | Sink) else None
-    slot, offset = address_slot(d, operands[0], 32)
+    slot, offset = address_slot(d, operands[0])
     extra = d.src(operands[1], 32) if len(operands) > 1 else d.constant(1)
     has_bytes, arrives = "expect_tx" in instr.opcode, instr.opcode.startswith("mbarrier.arrive")
     is_relaxed, at_cluster_scope = "relaxed" in mods, "cluster" in mods and "relaxed" not in mods
@@ -153,7 +159,7 @@ def _arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         raise d.unsupported("requires a byte count")
 
     def run(w: Any) -> None:
-        cluster, where = w.cta.cluster, w.where()
+        where = w.where()
         w.check_tmem_wait()
         w.clock.rows[ARRIVED, w.gid] += 1
         clock = w.clock.copy()
@@ -162,7 +168,7 @@ def _arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         w.clock.rows[KNOWN, w.gid] += 1
         counted = collections.Counter(zip(w.lanes(slot).tolist(), w.lanes(extra).tolist(), strict=True))
         for (address, amount), lanes in counted.items():
-            barrier = barrier_at(cluster, address + offset, where)
+            barrier = barrier_at(w, address + offset)
             barrier.check_init(clock, (KNOWN, INITS), where)
             if barrier.cta is not w.cta:
                 barrier.cta.arrivals[w.gid] = int(clock.rows[ARRIVED, w.gid])
@@ -208,13 +214,13 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     if isinstance(instr.operands[0], Not):
         raise d.unsupported("requires a predicate")
     dest = d.dest(instr.operands[0])
-    slot, offset = address_slot(d, instr.operands[1], 32)
+    slot, offset = address_slot(d, instr.operands[1])
     parity = d.src(instr.operands[2], 32)
     spins = _is_spin_loop(d, instr, dest)
     is_relaxed, at_cluster_scope = "relaxed" in mods, "cluster" in mods and "relaxed" not in mods
 
     def run(w: Any) -> int | None:
-        barrier = barrier_at(w.cta.cluster, w.uniform(slot, "barrier address") + offset, w.where())
+        barrier = barrier_at(w, w.uniform(slot, "barrier address") + offset)
         if barrier.cta is not w.cta:
             raise w.fault("barrier-misuse", f"a wait on a barrier of another CTA: {barrier}")
         barrier.check_init(w.clock, (KNOWN, INITS), w.where())

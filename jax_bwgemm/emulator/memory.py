@@ -13,7 +13,7 @@ from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.global_order import GPU_SCOPE, SCOPES, WEAK, Strength
 from jax_bwgemm.emulator.policies import policy_check
 from jax_bwgemm.emulator.races import GRANULE, KNOWN
-from jax_bwgemm.emulator.syntax import Imm, Instr, Operand
+from jax_bwgemm.emulator.syntax import Instr, Operand
 from jax_bwgemm.emulator.values import UINT
 
 GLOBAL_BASE = 0x7F00_0000_0000
@@ -94,15 +94,20 @@ _CACHE_MODS = (
 )
 
 
+TYPES = {f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)} | {"f32": 32, "f64": 64, "b128": 128}
+
+
 def _access(d: Decoder, mods: list[str]) -> tuple[int, int, str]:
     """Bits of an element, element count and state space of a ld/st."""
     kind = mods[-1]
-    if kind[0] not in "busf" or not kind[1:].isdigit():
+    if kind not in TYPES:
         raise d.unsupported(f"unknown type `.{kind}`")
     d.only(mods[:-1], *_CACHE_MODS)
     count = next((int(m[1:]) for m in mods if m in ("v2", "v4", "v8")), 1)
     space = next((m.split("::")[0] for m in mods if m.split("::")[0] in ("global", "shared")), "generic")
-    return int(kind[1:]), count, space
+    if TYPES[kind] * count > (128 if kind == "b128" else 256):
+        raise d.unsupported("moves more than 32 bytes a lane, or several of .b128")
+    return TYPES[kind], count, space
 
 
 def _strength(d: Decoder, mods: list[str]) -> Strength:
@@ -119,35 +124,36 @@ def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """Parameters are constants of a launch."""
     d.arity(2)
     d.only(mods[:-1], "v2", "v4")
-    size = int(mods[-1][1:]) // 8
+    if TYPES.get(mods[-1], 128) == 128:
+        raise d.unsupported(f"unknown type `.{mods[-1]}`")
+    size = TYPES[mods[-1]] // 8
     address = d.mem(instr.operands[1])
     name = getattr(address.base, "name", "")
     if name not in d.param_at:
         raise d.unsupported("requires the address of a parameter")
     start = d.param_at[name].offset + address.offset
-    if address.offset + size * len(d.items(instr.operands[0])) > d.param_at[name].size:
+    items = d.items(instr.operands[0])
+    if address.offset < 0 or address.offset + size * len(items) > d.param_at[name].size:
         raise d.unsupported("reads past the end of the parameter")
-    dests = [d.dest(o) for o in d.items(instr.operands[0])]
+    dests = [(d.dest(o), d.register_bits(o, 8 * size)) for o in items]
     signed_type = mods[-1][0] == "s"
     values = [
         int.from_bytes(d.params[start + i * size : start + (i + 1) * size], "little", signed=signed_type)
-        & ((1 << max(8 * size, 16)) - 1)
-        for i in range(len(dests))
+        & ((1 << bits) - 1)
+        for i, (_, bits) in enumerate(dests)
     ]
 
     def run(r: list[Any]) -> None:
-        for slot, value in zip(dests, values, strict=True):
+        for (slot, _), value in zip(dests, values, strict=True):
             r[slot] = value
 
-    return Pure(run, tuple((slot, max(8 * size, 16)) for slot in dests))
+    return Pure(run, tuple(dests))
 
 
-def address_slot(d: Decoder, operand: Operand, bits: int) -> tuple[int, int]:
+def address_slot(d: Decoder, operand: Operand) -> tuple[int, int]:
     """Slot and byte offset of `[base + offset]`; the base may be a number."""
     mem = d.mem(operand)
-    if isinstance(mem.base, Imm):
-        return d.constant(mem.base.value), mem.offset
-    return d.src(mem.base, bits), mem.offset
+    return d.address(mem.base), mem.offset
 
 
 def _policy(d: Decoder, instr: Instr, mods: list[str]) -> Callable[[Any], None]:
@@ -156,19 +162,28 @@ def _policy(d: Decoder, instr: Instr, mods: list[str]) -> Callable[[Any], None]:
     return policy_check(d, instr.operands[2]) if has_policy else lambda w: None
 
 
+def _elements(d: Decoder, operand: Operand, count: int) -> tuple[Operand, ...]:
+    items = d.items(operand)
+    if len(items) != count:
+        raise d.unsupported(f"requires {count} registers, got {len(items)}")
+    return items
+
+
 @handles("ld")
 def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     bits, count, space = _access(d, mods)
-    slot, offset = address_slot(d, instr.operands[1], 64)
-    dests = [(d.dest(o), d.register_bits(o, bits)) for o in d.items(instr.operands[0])]
-    sign = mods[-1][0] == "s"
+    slot, offset = address_slot(d, instr.operands[1])
+    dests = [(d.dest(o), d.register_bits(o, bits)) for o in _elements(d, instr.operands[0], count)]
+    sign, parts = mods[-1][0] == "s", max(bits // 64, 1)
     check, strength = _policy(d, instr, mods), _strength(d, mods)
 
     def run(w: Any) -> int | None:
         check(w)
         if strength.scope and (waits := _poll(w, slot, offset, space)) is not None:
             return waits
-        data = load(w, slot, offset, bits, count, space, strength)
+        data = load(w, slot, offset, min(bits, 64), count * parts, space, strength)
+        if parts > 1:
+            data = data[:, :1].astype(object) | data[:, 1:].astype(object) << 64
         for i, (dest, reg_bits) in enumerate(dests):
             column = data[:, i]
             if sign and bits < reg_bits:
@@ -187,8 +202,8 @@ def _ld(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 @handles("st")
 def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     bits, count, space = _access(d, mods)
-    slot, offset = address_slot(d, instr.operands[0], 64)
-    sources = [d.src(o, bits) for o in d.items(instr.operands[1])]
+    slot, offset = address_slot(d, instr.operands[0])
+    sources = [d.src(o, bits, wider=True) for o in _elements(d, instr.operands[1], count)]
     check, strength = _policy(d, instr, mods), _strength(d, mods)
 
     def run(w: Any) -> None:
@@ -199,11 +214,16 @@ def _st(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         for i, source in enumerate(sources):
             v = w.value(source)
             data[:, i] = v[lanes] if isinstance(v, np.ndarray) else v & ((1 << bits) - 1)
+        if bits == 128:
+            data = np.concatenate([data & ((1 << 64) - 1), data >> 64], axis=1).astype(np.uint64)
         if not isinstance(value, np.ndarray) and len(lanes) > 1:
             data = data[-1:]  # all lanes write one place; one of them wins
-        store(w, slot, offset, bits, data, space, strength)
+        store(w, slot, offset, min(bits, 64), data, space, strength)
 
     return Effect(run)
+
+
+_ADDRESS_MASK = (1 << 64) - 1
 
 
 def lane_addresses(w: Any, slot: int, offset: int) -> np.ndarray:
@@ -211,7 +231,7 @@ def lane_addresses(w: Any, slot: int, offset: int) -> np.ndarray:
     value = w.value(slot)
     if isinstance(value, np.ndarray):
         return value[w.active].astype(np.int64) + offset
-    return np.array([value + offset], np.int64)
+    return np.array([(value + offset) & _ADDRESS_MASK], np.uint64).view(np.int64)
 
 
 def _resolve(w: Any, slot: int, offset: int, space: str) -> tuple[np.ndarray, str]:
@@ -255,8 +275,9 @@ def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: st
     size = bits // 8 * data.shape[1]
     buffer, start, name = _global(w, addresses, size)
     index = (start[:, None] + np.arange(size)).astype(np.intp)
-    w.cta.cluster.machine.order.write(w, buffer, name, index, strength)
-    buffer[index] = np.ascontiguousarray(data).view(np.uint8)
+    new = np.ascontiguousarray(data).view(np.uint8)
+    w.cta.cluster.machine.order.write(w, buffer, name, index, strength, new)
+    buffer[index] = new
 
 
 def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, str]:

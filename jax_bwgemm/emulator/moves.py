@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,20 @@ _COMPARE = {
 def int_setp(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """`setp.cmp[.boolop].type p[|q], a, b[, c]`."""
     kind, bits = int_type(d, mods, *_COMPARE, "and", "or", "xor")
+    boolop = check_compare(d, mods, _COMPARE)
     flip = "S" if kind == "s" and mods[0] not in ("eq", "ne") else "0"
     test = f"((x ^ {flip}) {_COMPARE[mods[0]]} (y ^ {flip}))" if flip == "S" else f"(x {_COMPARE[mods[0]]} y)"
     x, y = d.src(instr.operands[1], bits), d.src(instr.operands[2], bits)
-    return finish_setp(
-        d, instr, mods[1:-1], functools.partial(factory(test, 2), M=0, S=1 << (bits - 1), B=0, F=0), x, y
-    )
+    return finish_setp(d, instr, boolop, functools.partial(factory(test, 2), M=0, S=1 << (bits - 1), B=0, F=0), x, y)
+
+
+def check_compare(d: Decoder, mods: list[str], comparisons: Container[str]) -> list[str]:
+    """The boolean operation of `setp.cmp[.boolop].type`, if there is one, which takes a fourth operand."""
+    boolop = [m for m in mods[1:-1] if m != "ftz"]
+    if mods[0] not in comparisons or len(boolop) > 1 or any(m in comparisons for m in boolop):
+        raise d.unsupported("requires one comparison and at most one of .and, .or and .xor")
+    d.arity(3 + len(boolop))
+    return boolop
 
 
 def finish_setp(d: Decoder, instr: Instr, boolop: list[str], make: Any, x: int, y: int) -> Pure:
@@ -113,15 +122,27 @@ def _mov(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     return build(d, instr, "x", bits)
 
 
+def _width(d: Decoder, vector: Vec, bits: int) -> int:
+    """Of an element; there are 2 or 4."""
+    count = len(vector.items)
+    if count not in (2, 4) or bits // count not in (8, 16, 32, 64):
+        raise d.unsupported(f"requires 2 or 4 elements of 8 to 64 bits, got {count} of {bits // max(count, 1)}")
+    return bits // count
+
+
 def _pack(d: Decoder, dest: int, source: Vec, bits: int) -> Pure:
     """The first element is the low part."""
-    count = len(source.items)
-    width = bits // count
+    count, width = len(source.items), _width(d, source, bits)
     slots = [d.src(o, width) for o in source.items]
     part, whole = UINT.get(width), UINT.get(bits)
 
     def run(r: list[Any]) -> None:
         values = [r[s] for s in slots]
+        if bits == 128:
+            r[dest] = sum(
+                (v.astype(object) if type(v) is np.ndarray else v) << (i * width) for i, v in enumerate(values)
+            )
+            return
         if any(type(v) is np.ndarray for v in values):
             lanes = np.empty((NUM_LANES, count), part)
             for i, v in enumerate(values):
@@ -135,13 +156,16 @@ def _pack(d: Decoder, dest: int, source: Vec, bits: int) -> Pure:
 
 def _unpack(d: Decoder, dest: Vec, source: int, bits: int) -> Pure:
     """Vectors come apart as strided views: registers are never written in place."""
-    count = len(dest.items)
-    width = bits // count
+    count, width = len(dest.items), _width(d, dest, bits)
     ones, dtype = (1 << width) - 1, UINT[width]
     parts = [(d.dest(o), i) for i, o in enumerate(dest.items) if not isinstance(o, Sink)]
 
     def run(r: list[Any]) -> None:
         v = r[source]
+        if type(v) is np.ndarray and bits == 128:
+            for slot, i in parts:
+                r[slot] = (v >> (i * width) & ones).astype(dtype)
+            return
         if type(v) is np.ndarray:
             pieces = np.ascontiguousarray(v).view(dtype)
             for slot, i in parts:
@@ -157,6 +181,9 @@ def _unpack(d: Decoder, dest: Vec, source: int, bits: int) -> Pure:
 def _cvta(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     """`cvta.space` adds the space's generic base, `cvta.to.space` removes it. Global addresses are generic already."""
     d.only(mods, "to", "param", "shared", "shared::cta", "shared::cluster", "global", "const", "u64")
+    d.arity(2)
+    if mods[-1] != "u64" or mods[-2] in ("to", "u64"):
+        raise d.unsupported("requires a state space and .u64")
     if mods[-2] in ("param", "global", "const"):
         return build(d, instr, "x", 64)
     sign = "-" if "to" in mods else "+"

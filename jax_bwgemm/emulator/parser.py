@@ -7,37 +7,56 @@ import dataclasses
 import re
 
 from jax_bwgemm.emulator.errors import PtxSyntaxError
+from jax_bwgemm.emulator.operands import MAX_DIGITS, Reader
 from jax_bwgemm.emulator.syntax import (
     Entry,
-    Imm,
     Instr,
-    Mem,
     Module,
-    Not,
     Operand,
-    Pair,
     Param,
     Reg,
     SharedVar,
     Sink,
     Symbol,
-    Vec,
 )
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 _LABEL = re.compile(r"([$%A-Za-z_][\w$]*)\s*:(?!:)")
 _INSTR = re.compile(r"(?:@(!?)([%$A-Za-z_][\w$]*)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
-_TOKEN = re.compile(r"\s*(0[fFdD][0-9a-fA-F]+|-?0[xX][0-9a-fA-F]+U?|-?\d+U?|[%$A-Za-z_][\w$.]*|[\[\]{}(),+|!<>=])")
 _NAME = r"[$%A-Za-z_][\w$]*"
 _PARAM = re.compile(rf"\.param((?:\s+\.\w+(?:\s+\d+)?)*?)\s+({_NAME})(?:\[(\d+)\])?$")
 _SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.([a-z]\d+)\s+({_NAME})(?:\[(\d*)\])?$")
-_TYPE = re.compile(r"\.(pred|[busf]\d+(?:x2)?)\b")
+_TYPE = re.compile(r"\.([busf]\d+(?:x2)?)\b")
+_RANGE = re.compile(rf"({_NAME})<(\d+)>")
 _IGNORED_DIRECTIVES = (".pragma", ".loc", ".file", ".branchtargets")
+_BITS = {
+    "pred": 1,
+    "b128": 128,
+    "f16x2": 32,
+    "f32x2": 64,
+    **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": bits for bits in (16, 32, 64)},
+}
+
+# Of one kernel. Ours have some 6000 registers; the others are limits of hardware (CUDA programming guide).
+MAX_REGISTERS = 1 << 16
+MAX_PARAM_BYTES = 32764
+MAX_SHARED_BYTES = 227 << 10
+MAX_SCOPES = 64  # inside each other
 
 
 def parse(text: str) -> Module:
     """Parses a module. Raises `PtxSyntaxError` with the line."""
     return _Parser(text).module()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """`%name<count>`: registers of consecutive slots."""
+
+    first: int
+    count: int
+    bits: int
 
 
 @dataclasses.dataclass
@@ -46,11 +65,7 @@ class _Scope:
 
     path: tuple[int, ...]
     names: dict[str, Reg] = dataclasses.field(default_factory=dict)
-    ranges: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-
-
-def _type_bits(name: str) -> int:
-    return 1 if name == "pred" else int(re.sub(r"^[busf]|x2$", "", name))
+    ranges: dict[str, _Range] = dataclasses.field(default_factory=dict)
 
 
 class _Parser:
@@ -112,25 +127,50 @@ class _Parser:
             raise self.fail("no .entry in the module")
         return Module(facts["version"], facts["target"], entries)
 
+    def number(self, digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise self.fail(f"a number requires at most {MAX_DIGITS} digits, got {len(digits)}")
+        return int(digits)
+
+    def bits(self, kind: str) -> int:
+        if kind not in _BITS:
+            raise self.fail(f"unknown type `.{kind}`")
+        return _BITS[kind]
+
+    def at_most(self, what: str, limit: int, number: int) -> None:
+        if number > limit:
+            raise self.fail(f"a kernel requires at most {limit} {what}, got {number}")
+
+    def alignment(self, digits: str) -> int:
+        """A power of two."""
+        align = self.number(digits)
+        if align < 1 or align & (align - 1):
+            raise self.fail(f"`.align` requires a power of two, got {align}")
+        return align
+
     def shared_var(self, text: str) -> SharedVar:
         match = _SHARED.match(text)
         if not match:
             raise self.fail(f"unknown shared variable `{text}`")
         align, kind, name, count = match.groups()
-        size = _type_bits(kind) // 8
-        elems = 1 if count is None else int(count or 0)
-        return SharedVar(name, size * elems, int(align or size))
+        size = self.bits(kind) // 8
+        elems = 1 if count is None else self.number(count or "0")
+        self.at_most("bytes of shared memory", MAX_SHARED_BYTES, size * elems)
+        return SharedVar(name, size * elems, self.alignment(align) if align else size)
 
     def entry(self, name: str) -> Entry:
         params = self.params() if self.skip_space() and self.text[self.pos] == "(" else ()
         block: tuple[int, int, int] | None = None
         max_threads: int | None = None
         for key, values in re.findall(r"\.(\w+)\s+([\d, ]+)", self.until("{")):
-            numbers = [int(v) for v in values.replace(",", " ").split()]
+            numbers = [self.number(v) for v in values.replace(",", " ").split()]
+            if not 1 <= len(numbers) <= 3:
+                raise self.fail(f"`.{key}` requires 1 to 3 numbers, got {len(numbers)}")
+            x, y, z = (numbers + [1, 1])[:3]
             if key == "reqntid":
-                block = (numbers + [1, 1])[0], (numbers + [1, 1])[1], (numbers + [1, 1])[2]
+                block = x, y, z
             elif key == "maxntid":
-                max_threads = numbers[0] * (numbers + [1, 1])[1] * (numbers + [1, 1])[2]
+                max_threads = x * y * z
             elif key not in ("minnctapersm", "maxnreg", "reqnctapercluster", "maxclusterrank"):
                 raise self.fail(f"unknown kernel directive `.{key}`")
         self.open_scope()
@@ -150,18 +190,21 @@ class _Parser:
             type_match = _TYPE.search(attrs)
             if not type_match:
                 raise self.fail(f"parameter without a type: `{piece}`")
-            size = _type_bits(type_match.group(1)) // 8
+            size = self.bits(type_match.group(1)) // 8
             explicit = None if ".ptr" in attrs else re.search(r"\.align\s+(\d+)", attrs)
-            align = int(explicit.group(1)) if explicit else size
-            size *= int(count or 1)
+            align = self.alignment(explicit.group(1)) if explicit else size
+            size *= self.number(count or "1")
             offset = -(-offset // align) * align
             params.append(Param(name, offset, size, align))
             offset += size
+        self.at_most("bytes of parameters", MAX_PARAM_BYTES, offset)
         return tuple(params)
 
     def open_scope(self) -> None:
         path = (*self.scopes[-1].path, self.num_scopes) if self.scopes else (0,)
         self.num_scopes += 1
+        if len(path) > MAX_SCOPES:
+            raise self.fail(f"scopes require a depth of at most {MAX_SCOPES}")
         self.scopes.append(_Scope(path))
 
     def statement(self) -> None:
@@ -178,7 +221,10 @@ class _Parser:
             self.pos += 1
         elif match := _LABEL.match(self.text, self.pos):
             self.pos = match.end()
-            self.labels[self.scopes[-1].path, match.group(1)] = len(self.body)
+            key = self.scopes[-1].path, match.group(1)
+            if key in self.labels:
+                raise self.fail(f"a second label `{match.group(1)}`")
+            self.labels[key] = len(self.body)
         elif char == ".":
             self.directive()
         else:
@@ -201,27 +247,31 @@ class _Parser:
         match = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
         if not match:
             raise self.fail(f"unknown declaration `{text}`")
-        bits = _type_bits(match.group(1))
-        for name in match.group(2).split(","):
-            ranged = re.match(rf"\s*({_NAME})<(\d+)>\s*$", name)
+        bits = self.bits(match.group(1))
+        for name in (piece.strip() for piece in match.group(2).split(",")):
+            ranged = _RANGE.fullmatch(name)
+            if not ranged and not re.fullmatch(_NAME, name):
+                raise self.fail(f"unknown declaration `{text}`")
+            count = self.number(ranged.group(2)) if ranged else 1
+            self.at_most("registers", MAX_REGISTERS, self.num_slots + count)
             if ranged:
-                self.scopes[-1].ranges[ranged.group(1)] = (self.num_slots, bits)
-                self.num_slots += int(ranged.group(2))
+                self.scopes[-1].ranges[ranged.group(1)] = _Range(self.num_slots, count, bits)
             else:
-                self.scopes[-1].names[name.strip()] = Reg(self.num_slots, bits, name.strip())
-                self.num_slots += 1
+                self.scopes[-1].names[name] = Reg(self.num_slots, bits, name)
+            self.num_slots += count
 
     def resolve(self, name: str) -> Operand:
         """A register of the innermost scope that declares it, else a symbol."""
         if name == "_":
             return Sink()
-        ranged = re.fullmatch(r"(.*?\D)(\d+)", name)
+        numbered = re.fullmatch(rf"(.*?\D)(\d{{1,{MAX_DIGITS}}})", name)
         for scope in reversed(self.scopes):
             if name in scope.names:
                 return scope.names[name]
-            if ranged and ranged.group(1) in scope.ranges:
-                first, bits = scope.ranges[ranged.group(1)]
-                return Reg(first + int(ranged.group(2)), bits, name)
+            if numbered and (ranged := scope.ranges.get(numbered.group(1))):
+                number = int(numbered.group(2))
+                if number < ranged.count:
+                    return Reg(ranged.first + number, ranged.bits, name)
         return Symbol(name, self.scopes[-1].path)
 
     def instr(self, line: int, text: str) -> Instr:
@@ -230,83 +280,7 @@ class _Parser:
             raise PtxSyntaxError(line, f"not an instruction: `{text}`")
         negated, guard_name, opcode, rest = match.groups()
         guard = self.resolve(guard_name) if guard_name else None
-        if guard is not None and not isinstance(guard, Reg):
-            raise PtxSyntaxError(line, f"unknown guard `{guard_name}`")
-        operands = _Operands(self, line, rest).all()
+        if guard is not None and not (isinstance(guard, Reg) and guard.bits == 1):
+            raise PtxSyntaxError(line, f"a guard requires a predicate register, got `{guard_name}`")
+        operands = Reader(self.resolve, line, rest).all()
         return Instr(line, " ".join(text.split()), opcode, operands, guard, bool(negated))
-
-
-class _Operands:
-    """The comma-separated operands of one instruction."""
-
-    def __init__(self, parser: _Parser, line: int, text: str) -> None:
-        self.parser, self.line, self.text = parser, line, text
-        self.tokens: list[str] = []
-        pos = 0
-        while text[pos:].strip():
-            match = _TOKEN.match(text, pos)
-            if not match:
-                raise PtxSyntaxError(line, f"unreadable operand text `{text[pos:]}`")
-            self.tokens.append(match.group(1))
-            pos = match.end()
-
-    def peek(self) -> str:
-        return self.tokens[0] if self.tokens else ""
-
-    def take(self, expected: str | None = None) -> str:
-        if not self.tokens or (expected and self.tokens[0] != expected):
-            raise PtxSyntaxError(self.line, f"`{expected or 'an operand'}` is missing in `{self.text}`")
-        return self.tokens.pop(0)
-
-    def all(self) -> tuple[Operand, ...]:
-        operands = []
-        while self.tokens:
-            operands.append(self.operand())
-            if self.tokens:
-                self.take(",")
-        return tuple(operands)
-
-    def operand(self) -> Operand:
-        token = self.take()
-        if token == "[":
-            return self.memory()
-        if token == "{":
-            return Vec(self.list_until("}"))
-        if token == "!":
-            return Not(self.operand())
-        first = self.atom(token)
-        if self.peek() == "|":
-            self.take()
-            return Pair(first, self.atom(self.take()))
-        return first
-
-    def list_until(self, close: str) -> tuple[Operand, ...]:
-        items = []
-        while self.peek() != close:
-            items.append(self.operand())
-            if self.peek() != close:
-                self.take(",")
-        self.take(close)
-        return tuple(items)
-
-    def memory(self) -> Operand:
-        base = self.atom(self.take())
-        offset = 0
-        coords: tuple[Operand, ...] = ()
-        if self.peek() == "+":
-            self.take()
-        if re.fullmatch(r"-?\d+", self.peek()):
-            offset = int(self.take())
-        if self.peek() == ",":
-            self.take()
-            self.take("{")
-            coords = self.list_until("}")
-        self.take("]")
-        return Mem(base, offset, coords)
-
-    def atom(self, token: str) -> Operand:
-        if re.match(r"0[fFdD]", token):
-            return Imm(int(token[2:], 16))
-        if re.match(r"-?\d", token):
-            return Imm(int(token.rstrip("U"), 0))
-        return self.parser.resolve(token)

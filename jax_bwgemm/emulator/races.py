@@ -6,7 +6,7 @@ and the last reads of every granule, as event numbers. An access that does not k
 race, whatever the timing of this run was.
 
 Shared memory of another CTA is reached at cluster scope: what one CTA did there, or there did to another's, is known to
-a generic access of a second CTA only through a release and an acquire of cluster scope (PTX ISA, memory consistency
+a second CTA only through a release and an acquire of cluster scope (PTX ISA, memory consistency
 model, morally strong operations): an arrive and a wait with `.cluster`, or fence.acq_rel.cluster beside those without.
 """
 
@@ -178,13 +178,13 @@ class Tracker:
             self._fault(rule, shadow, index, number, earlier, message)
         known = clock.rows[KNOWN, event.warp] >= event.epoch
         fence = PUBLISHED_REMOTE if event.remote else PUBLISHED
-        across = (event.remote or current.remote) and not proxy and self._cta(event) != self._cta(current)
+        across = (event.remote or current.remote) and self._cta(event) != self._cta(current)
         rows = ([fence] if proxy else []) + ([CLUSTER] if across else [])
         if known and all(clock.rows[row, event.warp] >= event.epoch for row in rows):
             return
         if not _overlap(event, current):
             return
-        if known and proxy:
+        if known and proxy and clock.rows[fence, event.warp] < event.epoch:
             form = "fence.proxy.async.shared::cluster" if event.remote else "fence.proxy.async"
             message = f"{verb} {shadow.name} {did} by the generic proxy without a {form} in between"
             self._fault("missing-proxy-fence", shadow, index, number, earlier, message)

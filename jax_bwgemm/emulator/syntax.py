@@ -3,6 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+
+class Missing(LookupError):
+    """An operand or a modifier that an instruction does not have."""
+
+
+class Operands(tuple["Operand", ...]):
+    """Of one instruction; `Missing` for one that is not there."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            raise Missing("operands are missing") from None
+
+
+class Modifiers(list[str]):
+    """Behind an opcode's stem; `Missing` for one that is not there."""
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            raise Missing("modifiers are missing") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +102,7 @@ class Instr:
     line: int
     text: str
     opcode: str
-    operands: tuple[Operand, ...]
+    operands: Operands
     guard: Reg | None = None
     guard_not: bool = False
 

@@ -100,13 +100,14 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     kind = next(m[6:] for m in mods if m.startswith("kind::"))
     if kind == "i8":
         d.not_on("tcgen05.mma.kind::i8", "sm_103")  # ptxas 13.0 refuses it there
-    d_slot, d_offset = address_slot(d, instr.operands[0], 32)
+    d_slot, d_offset = address_slot(d, instr.operands[0])
     a_operand = instr.operands[1]
     a_in_tmem = isinstance(a_operand, Mem)
     if isinstance(a_operand, Mem) and a_operand.offset:
         raise d.unsupported("an offset from the address of A is not modelled")
     a_base = a_operand.base if isinstance(a_operand, Mem) else a_operand
-    a_slot, b_slot, i_slot = d.src(a_base, 64), d.src(instr.operands[2], 64), d.src(instr.operands[3], 32)
+    a_slot = d.src(a_base, 32 if a_in_tmem else 64)
+    b_slot, i_slot = d.src(instr.operands[2], 64), d.src(instr.operands[3], 32)
     mask = [d.src(o, 32) for operand in instr.operands[4:] if isinstance(operand, Vec) for o in operand.items]
     rest = [operand for operand in instr.operands[4:] if not isinstance(operand, Vec)]
     if len(rest) != 1 or len(mask) not in (0, 4 * group):
@@ -186,13 +187,14 @@ def _note(w: Any, op: AsyncOp, parts: list[_Part], shadow_index: tuple[Any, ...]
 
 def _finish(desc: InstrDesc, parts: list[_Part], accumulate: bool) -> None:
     """Products are exact in float32, summed over the MMA's K in float32, then added to D once."""
-    b = np.concatenate([operand_matrix(p.cta.chunks[p.b], desc.b, desc.b_mn) for p in parts])
+    rows = desc.n // len(parts)  # the last of the 16 bytes may hold some that do not belong to it
+    b = np.concatenate([operand_matrix(p.cta.chunks[p.b], desc.b, desc.b_mn)[:rows] for p in parts])
     for part in parts:
         source = part.cta.tmem.data if isinstance(part.a, tuple) else part.cta.chunks
         a = operand_matrix(np.ascontiguousarray(source[part.a]), desc.a, desc.a_mn)
         product = a @ b.T
         if desc.negate_a != desc.negate_b:
-            product = -product
+            product = 0 - product  # a sum of zeros is +0
         _accumulate(part.cta.tmem.data, part.d_index, product, desc, accumulate)
 
 
@@ -229,11 +231,11 @@ def _accumulate_integers(
 @handles("tcgen05.commit")
 def _commit(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     """When all MMAs and copies that this thread has issued are complete: one arrival on the barrier, of each CTA of
-    the mask."""
+    the mask. Commits of a thread arrive in their order, so who waits for one need not wait for those before it."""
     d.only(mods, *CTA_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64")
     group, multicast = cta_group(d, mods), "multicast::cluster" in mods
     d.arity(1 + multicast)
-    slot, offset = address_slot(d, instr.operands[0], 32)
+    slot, offset = address_slot(d, instr.operands[0])
     mask = d.src(instr.operands[1], 16) if multicast else None
 
     def run(w: Any) -> None:
@@ -250,5 +252,8 @@ def _commit(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 def _commit_to(w: Any, barrier: Any) -> None:
     op: AsyncOp = w.cta.cluster.new_op(w, "commit", lambda: complete_async(op, barrier, 0, 1), {barrier.cta})
     check_async_init(op, barrier)
-    op.clock.ops |= w.mma_ops
-    w.cta.cluster.engine.issue(op, [mma for _, mma in w.mmas])
+    op.clock.ops |= w.mma_ops | w.commit_ops
+    before = [mma for _, mma in w.mmas] + w.commits
+    w.commits = [commit for commit in w.commits if not commit.done] + [op]
+    w.commit_ops |= 1 << op.bit
+    w.cta.cluster.engine.issue(op, before)

@@ -59,7 +59,7 @@ def _copy(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     if key not in _SHAPES:
         raise d.unsupported("requires a shape, and the multicast that belongs to it")
     shape = _SHAPES[key]
-    slot, offset = address_slot(d, instr.operands[0], 32)
+    slot, offset = address_slot(d, instr.operands[0])
     desc = d.src(instr.operands[1], 64)
 
     def run(w: Any) -> None:

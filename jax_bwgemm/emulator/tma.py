@@ -57,7 +57,7 @@ def _box(d: Decoder, instr: Instr, mods: list[str], tensor: int, shared: int) ->
     mem = d.mem(instr.operands[tensor])
     if not mods or mods[0] not in _RANKS or len(mem.coords) != int(mods[0][0]):
         raise d.unsupported("requires a rank .1d to .5d and as many coordinates")
-    at, offset = address_slot(d, instr.operands[shared], 32)
+    at, offset = address_slot(d, instr.operands[shared])
     coords = tuple(d.src(c, 32) for c in mem.coords)
     return _Box(d.src(mem.base, 64), mem.offset, coords, at, offset)
 
@@ -102,7 +102,7 @@ def _load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     multicast, pair = "multicast::cluster" in mods, "cta_group::2" in mods
     d.arity(3 + multicast + ("L2::cache_hint" in mods))
     box = _box(d, instr, mods, 1, 0)
-    bar_slot, bar_offset = address_slot(d, instr.operands[2], 32)
+    bar_slot, bar_offset = address_slot(d, instr.operands[2])
     mask_slot = d.src(instr.operands[3], 16) if multicast else None
     check = _policy(d, instr, mods)
 

@@ -26,6 +26,7 @@ class Tmem(Waitable):
         self.owned = np.zeros(NUM_COLS, bool)
         self.reserved: int | None = None  # columns that a collective allocation has given to this CTA already
         self.relinquished = False
+        self.last_cols = NUM_COLS  # of the last allocation
 
     @property
     def data(self) -> np.ndarray:
@@ -46,8 +47,11 @@ class Tmem(Waitable):
             raise w.fault("tmem", f"tcgen05.alloc requires a power of two in 32..512 columns, got {cols}")
         if self.relinquished:
             raise w.fault("tmem", "tcgen05.alloc after relinquish_alloc_permit")
+        if cols > self.last_cols:  # PTX ISA, tcgen05.alloc
+            raise w.fault("tmem", f"tcgen05.alloc of {cols} columns after one of {self.last_cols}: none may be larger")
         for start in range(0, NUM_COLS - cols + 1, cols):
             if not self.owned[start : start + cols].any():
+                self.last_cols = cols
                 self.owned[start : start + cols] = True
                 self.allocated[start] = cols
                 return start

@@ -14,6 +14,7 @@ from jax_bwgemm.emulator.memory import address_slot, shared_store
 from jax_bwgemm.emulator.races import KNOWN
 from jax_bwgemm.emulator.syntax import Imm, Instr
 from jax_bwgemm.emulator.tmem import LANE_GRANULE, NUM_COLS, Meeting
+from jax_bwgemm.emulator.values import IN_FLIGHT
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -54,7 +55,7 @@ def _alloc(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     d.arity(2)
     d.only(mods, *CTA_GROUPS, "sync", "aligned", "shared::cta", "b32")
     group = cta_group(d, mods)
-    slot, offset = address_slot(d, instr.operands[0], 32)
+    slot, offset = address_slot(d, instr.operands[0])
     cols_slot = d.src(instr.operands[1], 32)
 
     @whole_warp
@@ -204,7 +205,7 @@ def _tmem_access(d: Decoder, instr: Instr, mods: list[str], pack: str, address: 
     regs, count = len(d.items(instr.operands[data])), _SHAPES[shape].registers * repeat
     if repeat not in _REPEATS or count > 128 or regs != count:
         raise d.unsupported(f"requires .x1 to .x128 and at most 128 registers, {count} for .x{repeat}, got {regs}")
-    slot, offset = address_slot(d, instr.operands[address], 32)
+    slot, offset = address_slot(d, instr.operands[address])
     return _Access(shape, repeat, pack in mods, split, slot, offset)
 
 
@@ -227,13 +228,22 @@ def _tmem_load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             values = low | high << np.uint32(16)
         else:
             values = tmem.data[lane + lanes, column + cols]
-        regs = w.regs
-        for dest, value in zip(dests, values, strict=True):
-            regs[dest] = value
         w.unwaited_load = w.where()
+        if w.cta.cluster.machine.tmem_scoreboard:
+            _deliver(w, dict(zip(dests, values, strict=True)))
+            return None
+        if not w.loading.keys().isdisjoint(dests):
+            raise w.fault("register-in-flight", "a register is loaded again before tcgen05.wait::ld")
+        for dest, value in zip(dests, values, strict=True):
+            w.loading[dest], w.regs[dest] = value, IN_FLIGHT
         return None
 
     return Effect(run, tuple((dest, 32) for dest in dests))
+
+
+def _deliver(w: Any, values: dict[int, np.ndarray]) -> None:
+    for slot, value in values.items():
+        w.regs[slot] = value
 
 
 @handles("tcgen05.st")
@@ -276,7 +286,10 @@ def _wait(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     @whole_warp
     def run(w: Any) -> int | None:
         if loads:
-            w.unwaited_load = None
+            if any(w.regs[slot] is not IN_FLIGHT for slot in w.loading):
+                raise w.fault("register-in-flight", f"a register was written while {w.unwaited_load} was filling it")
+            _deliver(w, w.loading)
+            w.unwaited_load, w.loading = None, {}
         else:
             w.unwaited_store = None
         return None

@@ -15,7 +15,7 @@ Value = Any  # int | bool | np.ndarray of 32 lanes
 
 NUM_LANES = 32
 LANES = np.arange(NUM_LANES, dtype=np.uint32)
-UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.object_}  # 128: of ints
 SINT: dict[int, Any] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT: dict[str, Any] = {
     "f16": np.float16,
@@ -25,6 +25,23 @@ FLOAT: dict[str, Any] = {
     "e4m3": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
 }
+
+
+class NoValue:
+    """What a register holds that nobody has written, or that an asynchronous instruction has yet to fill. Every use,
+    comparisons and truth among them, is a TypeError, which the warp reports as the kernel's fault."""
+
+    __slots__ = ()
+    __array_ufunc__ = None
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError("a register without a value is used")
+
+    __eq__ = __ne__ = __bool__ = _refuse
+    __hash__ = object.__hash__
+
+
+UNDEFINED, IN_FLIGHT = NoValue(), NoValue()
 
 
 def vec(x: Value, bits: int) -> np.ndarray:

@@ -16,8 +16,8 @@ import numpy as np
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
 from jax_bwgemm.emulator.descriptors import ELEMENT_BYTES, operand_chunks, operand_matrix
 from jax_bwgemm.emulator.engine import AsyncOp
-from jax_bwgemm.emulator.machine import IN_FLIGHT
 from jax_bwgemm.emulator.syntax import Imm, Instr, Vec
+from jax_bwgemm.emulator.values import IN_FLIGHT, UNDEFINED
 
 Key = tuple[int, ...]
 _TOGETHER = (("bf16",), ("f16",), ("tf32",), ("e4m3", "e5m2"), ("s8", "u8"))  # types that A and B may have together
@@ -137,7 +137,7 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     key = tuple(d.dest(o) for o in d.items(instr.operands[0]))
     if len(key) != form.n // 2 or len(flags) != len(instr.operands) - 4:
         raise d.unsupported(f"requires {form.n // 2} accumulators and immediate scales")
-    a_slots = [d.src(o, 64) for o in d.items(instr.operands[1])]
+    a_slots = [d.src(o, 32 if form.a_in_registers else 64) for o in d.items(instr.operands[1])]
     if form.a_in_registers and len(a_slots) != 4:
         raise d.unsupported("requires 4 registers of A")
     b_slot, p_slot = d.src(instr.operands[2], 64), d.src(instr.operands[3], 1)
@@ -195,7 +195,7 @@ def _take_registers(w: Any, state: WgmmaState, key: Key, accumulate: bool) -> No
     if not untouched:
         columns = np.empty((len(key), 32), np.uint32)
         for i, slot in enumerate(key):
-            if accumulate or regs[slot] is not None:
+            if accumulate or regs[slot] is not UNDEFINED:
                 columns[i] = regs[slot]
         state.sums[key] = from_registers(columns)
     for slot in key:
@@ -264,7 +264,7 @@ def _finish(cta: Any, state: WgmmaState, batch: list[_Mma]) -> None:
     while start < len(batch):
         first = batch[start]
         stop = start + 1
-        while stop < len(batch) and batch[stop].key == first.key and batch[stop].accumulate:
+        while stop < len(batch) and _continues(batch[stop], first):
             stop += 1
         run = batch[start:stop]
         a, b = _joint_a(cta, run), _joint_b(cta, run)
@@ -275,6 +275,10 @@ def _finish(cta: Any, state: WgmmaState, batch: list[_Mma]) -> None:
             product = 0 - product  # a sum of zeros is +0
         _add(state, first, product)
         start = stop
+
+
+def _continues(mma: _Mma, first: _Mma) -> bool:
+    return mma.key == first.key and mma.form == first.form and mma.accumulate
 
 
 def _add(state: WgmmaState, mma: _Mma, product: np.ndarray) -> None:

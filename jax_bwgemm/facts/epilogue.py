@@ -2,8 +2,9 @@
 
 An `Epilogue` says what each result is, in float32 before the one rounding to its dtype. The expression has four
 readers, and no other statement of what an operation means: `reference` evaluates it in JAX, `kernels.epilogue` as steps
-on registers, `cost` counts what it takes, and `label` names it. An operation is an entry in `OPS`, in `reference.OPS`
-and, if kernels have it, in `kernels.epilogue.OPS`.
+on registers, `cost` counts what it takes, and `label` names it. An operation is an entry in `OPS`, in `reference.OPS`,
+in `derivative.SLOPES` if it is differentiated and, if kernels have it, in `kernels.epilogue.OPS` (an activation) or
+`kernels.expression.ARITHMETIC`.
 
     alpha * acc + bias, through relu, plus residual      add(relu(add(mul(acc, alpha), bias:n)), residual:mn)
 """

@@ -41,9 +41,10 @@ class Family:
     each CTA of a pair; `float32_cols_step`: the same of float32 and more than one step. `max_accs`: MMA tiles along m
     that may share a stage of B. `lacks`: its fields that no kernel of the family has, and why.
 
-    Where sums are. `acc_registers`: of a thread, at most, for an accumulator; 0 where accumulators are in TMEM.
-    `held_registers`: of a thread, at most, for sums and a rounded result that waits there for the next main loop; 0
-    where none waits. `fp8_sum_bits`: of the mantissa of a float8 product's sum.
+    Where sums are. `acc_registers`: of a thread, at most, for an accumulator, by how many warpgroups multiply; none
+    where accumulators are in TMEM. `bare_acc_registers`: the same of a kernel that does nothing else with
+    registers. `held_registers`: of a thread, at most, for sums and a rounded result that waits there for the next main
+    loop; none where none waits. `fp8_sum_bits`: of the mantissa of a float8 product's sum.
 
     Operands. `mn_major_bytes`: sizes of elements that MMAs read from shared memory other than k-major;
     `word_atom_bytes`: what a swizzle moves as a whole of such elements of 4 bytes.
@@ -66,8 +67,9 @@ class Family:
     float32_cols_step: int
     max_accs: int
     lacks: Mapping[str, str]
-    acc_registers: int
-    held_registers: int
+    acc_registers: Mapping[int, int]
+    bare_acc_registers: Mapping[int, int]
+    held_registers: Mapping[int, int]
     fp8_sum_bits: int
     mn_major_bytes: tuple[int, ...]
     word_atom_bytes: int
@@ -84,7 +86,7 @@ class Family:
     @property
     def sums_in_tmem(self) -> bool:
         """Whether warps other than those that multiply read the accumulators."""
-        return self.acc_registers == 0
+        return not self.acc_registers
 
     @property
     def multiplies_while_storing(self) -> bool:
@@ -96,15 +98,16 @@ HOPPER = Family(
     name="hopper",
     targets=("sm_90a",),
     instruction="wgmma.mma_async",
-    mma_rows={1: (64, 128, 256)},  # one or two warpgroups, of one slab or two
+    mma_rows={1: (64, 128, 192, 256)},  # one, two or three warpgroups, or two of two slabs
     pingpong_rows=(64, 128),
     slab_rows=64,  # PTX ISA, wgmma shapes: m64
     mma_cols_step=16,  # wgmma's is 8
     float32_cols_step=32,  # CuTeDSL 4.8.1 aborts on 48, 80, ...
     max_accs=1,
     lacks={},
-    acc_registers=128,  # 64x256 or 128x128 of float32 for a warpgroup of 128 threads
-    held_registers=192,  # of a consumer's 240: no variant spills
+    acc_registers={1: 128, 2: 128, 3: 80},  # of float32 64x256, 128x128 and 64x160: no variant spills
+    bare_acc_registers={1: 128, 2: 192, 3: 96},  # 64x256, 128x192 and 64x192
+    held_registers={1: 192, 2: 192, 3: 112},  # no variant spills
     fp8_sum_bits=12,  # about so many
     mn_major_bytes=(2,),  # PTX ISA, wgmma.mma_async; an A of other sizes may come from registers
     word_atom_bytes=16,
@@ -144,8 +147,9 @@ BLACKWELL = Family(
         "promoted": "Blackwell's tensor cores sum in float32",
         "stream_k": "the Blackwell kernel has no workspace yet",
     },
-    acc_registers=0,
-    held_registers=0,
+    acc_registers={},
+    bare_acc_registers={},
+    held_registers={},
     fp8_sum_bits=FLOAT32_BITS,
     mn_major_bytes=(1, 2, 4),
     word_atom_bytes=32,  # PTX ISA, tcgen05 shared memory layout, 128-byte swizzle with 32-byte atomicity

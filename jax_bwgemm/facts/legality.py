@@ -24,6 +24,7 @@ from jax_bwgemm.facts.tile import (
     is_tma_storable,
     load_box,
     num_stages,
+    reads_a_from_registers,
     stage_bytes,
     store_cols,
     swizzle_atom_bytes,
@@ -59,6 +60,8 @@ def why_not_anyhow(tile: Tile, problem: Problem, archs: Iterable[Arch]) -> str |
 
 def _ways(problem: Problem) -> Iterable[Problem]:
     alone = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    if problem.epilogue.is_gated:  # whose two products have tiles of their own
+        alone = problem
     for asked, a_major, b_major in itertools.product((problem, alone), A_MAJORS, B_MAJORS):
         own = dataclasses.replace(asked, a_major=a_major, b_major=b_major)
         yield from (own, own.transposed)
@@ -127,7 +130,9 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]
     if tile.k_tile * in_bytes != SWIZZLE_BYTES:
         return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
-    if reason := _why_not_cluster(tile) or _why_not_mma(tile, problem.a_dtype, arch) or _why_not_sums(tile, arch):
+    if reason := _why_not_cluster(tile) or _why_not_mma(tile, problem.a_dtype, arch):
+        return reason
+    if reason := _why_not_sums(tile, problem, arch):
         return reason
     if store_cols(tile, problem.out_dtype, arch.target) * out_bytes < 32:
         return f"a store box requires 32 bytes of columns, got `mma_n` {tile.mma_n} for {problem.out_dtype}"
@@ -173,8 +178,8 @@ def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
     is_gated = problem.epilogue.is_gated
     if tile.gated != is_gated:
         return f"`gated` requires {is_gated} for {problem}, got {tile}"
-    if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.stream_k or tile.promoted):
-        return f"`gated` requires 128 or 256 columns, no division of k and no promoted sums, got {tile}"
+    if is_gated and (tile.mma_n % 128 or tile.cluster_k > 1 or tile.promoted):
+        return f"`gated` requires 128 or 256 columns, no split along k and no promoted sums, got {tile}"
     if is_gated and column_halves(tile) > 1:
         return f"`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got {tile}"
     return None
@@ -230,11 +235,11 @@ def _why_not_mma(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
     return None
 
 
-def _why_not_sums(tile: Tile, arch: Arch) -> str | None:
+def _why_not_sums(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     """Whether accumulators fit where they are: in registers or in TMEM."""
     of = arch.family
     if not of.sums_in_tmem:
-        return _why_not_registers(tile, of, arch.target)
+        return _why_not_registers(tile, problem, of, arch.target)
     if not 1 <= tile.num_accs <= of.max_accs or (tile.num_accs > 1 and tile.mma_m // tile.cta_group != TMEM_LANES):
         rule = f"1, or {of.max_accs} where an MMA fills the {TMEM_LANES} TMEM lanes"
         return f"`num_accs` requires {rule}, got {tile.num_accs} for mma_m {tile.mma_m}"
@@ -243,14 +248,26 @@ def _why_not_sums(tile: Tile, arch: Arch) -> str | None:
     return None
 
 
-def _why_not_registers(tile: Tile, of: Family, target: str) -> str | None:
+def _why_not_registers(tile: Tile, problem: Problem, of: Family, target: str) -> str | None:
     if tile.num_accs != of.max_accs:
         return f"`num_accs` requires {of.max_accs} on {target} (its accumulators are registers), got {tile.num_accs}"
-    regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else tile.num_consumer_warpgroups))
-    most = of.acc_registers // (2 if tile.promoted else 1)
-    if regs > most:
-        return f"an accumulator requires at most {most} registers a thread, got {regs} for {tile.mma_m}x{tile.mma_n}"
-    return None
+    warpgroups = tile.num_consumer_warpgroups
+    regs = tile.mma_m * tile.mma_n // (128 * (1 if tile.pingpong else warpgroups))
+    most = of.acc_registers[warpgroups] // (2 if tile.promoted else 1)
+    if regs <= most or (_is_bare(tile, problem, target) and regs <= of.bare_acc_registers[warpgroups]):
+        return None
+    bare = of.bare_acc_registers[warpgroups]
+    unless = f" ({bare} in a kernel that only multiplies)" if most < regs <= bare and not tile.promoted else ""
+    size = f"{tile.mma_m}x{tile.mma_n}"
+    return f"an accumulator requires at most {most} registers a thread{unless}, got {regs} for {size}"
+
+
+def _is_bare(tile: Tile, problem: Problem, target: str) -> bool:
+    """Whether a kernel rounds its sums, 2 bytes or more each, and leaves the rest to TMA: nothing else takes registers
+    from them."""
+    needs = tile.stream_k or tile.promoted or reads_a_from_registers(problem.a_dtype, problem.a_major, target)
+    only_rounds = problem.epilogue.is_identity and DTYPE_BYTES[problem.out_dtype] > 1 and is_tma_storable(problem)
+    return only_rounds and not needs
 
 
 def _legal_groups(of: Family, target: str) -> str:

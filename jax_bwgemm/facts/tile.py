@@ -83,9 +83,10 @@ class Tile:
 
     @property
     def num_consumer_warpgroups(self) -> int:
-        """Where accumulators are registers: each takes mma_m / this rows, or in a ping-pong the whole tile; its
-        registers hold 64x256 or 128x128 of float32."""
-        return 2 if self.pingpong else min(2, self.mma_m // 64)
+        """Where accumulators are registers: each takes mma_m / this rows, or in a ping-pong the whole tile; `legality`
+        says what its registers hold."""
+        slabs = self.mma_m // 64
+        return 2 if self.pingpong else slabs if slabs <= 3 else 2
 
     def __str__(self) -> str:
         accs = f"_acc{self.num_accs}" if self.num_accs > 1 else ""
@@ -203,7 +204,7 @@ def defers_store(
     wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
     16 find room beside any held result. With matrices, the store buffers hold the result; several results, nobody."""
-    held_registers = family_of(target).held_registers
+    held_registers = family_of(target).held_registers.get(tile.num_consumer_warpgroups, 0)
     if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or moves != PLAIN:
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)

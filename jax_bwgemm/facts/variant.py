@@ -59,7 +59,11 @@ class Variant:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Variant:
         """The inverse. ValueError or TypeError for anything else."""
-        seconds = tuple((role, parse(text)) for role, text in fields["seconds"])
+        pairs = fields["seconds"]
+        is_listed = isinstance(pairs, list) and all(isinstance(pair, list) for pair in pairs)
+        if not is_listed or any([type(x) for x in pair] != [str, str] for pair in pairs):
+            raise ValueError(f"`seconds` requires pairs of a role and an expression, got {pairs!r}")
+        seconds = tuple((role, parse(text)) for role, text in pairs)
         nodes = {"epilogue": parse(fields["epilogue"]), "seconds": seconds}
         return cls(**{**fields, "tile": Tile(**fields["tile"]), **nodes})
 

@@ -1,6 +1,6 @@
 """Hopper GEMM: warp-specialised, persistent, TMA + wgmma.
 
-Timetable of a CTA (1 + W warpgroups, W = 1 or 2 consumers):
+Timetable of a CTA (1 + W warpgroups, W = 1 to 3 consumers):
 
     warpgroup 0, warp 0   load      TMA of A and B into the stages, for one tile after the other
     its last W warps      residual  with a residual, one for each consumer: TMA of its boxes into the store buffers,
@@ -28,10 +28,10 @@ the other parts are added, which need those registers; a split along k for each 
 With a residual, `loaded` and `summed` are in the place of `store` (`sm90_residual`): the buffers hold the residual of
 the next tile, or the first of its boxes, when its sums are done. Nothing is held in registers then.
 
-How two consumers divide the work:
+How several consumers divide the work:
 
     cooperative   the slabs of every tile are dealt to them in turn; neither waits for the other
-    ping-pong     the tiles are; a warpgroup issues wgmmas for its tile only in its turn, and passes the turn (a named
+    ping-pong     the tiles are, to two; one issues wgmmas for its tile only in its turn, and passes the turn (a named
                   barrier: it arrives, the other waits) once the last are on their way. So one stores while the other
                   multiplies. Consecutive tiles take consecutive stages, so each skips those of the other's tiles. The
                   turn is passed only to a tile that exists: every arrival is waited for
@@ -73,12 +73,16 @@ from jax_bwgemm.kernels.stream_k import Exchange
 from jax_bwgemm.kernels.walk import Walk, walk_of
 
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
-LOAD_REGISTERS = 40
+
+
+def load_registers(warpgroups: int) -> int:
+    """Of a thread of the load warpgroup, by setmaxnreg, beside so many consumers."""
+    return 40 if warpgroups <= 2 else 32
 
 
 def multiply_registers(warpgroups: int) -> int:
     """Of a consumer thread, by setmaxnreg: what the load warpgroup leaves, in its steps of 8 and at most 240."""
-    rest = SM_REGISTERS // WARPGROUP_THREADS - LOAD_REGISTERS
+    rest = SM_REGISTERS // WARPGROUP_THREADS - load_registers(warpgroups)
     return min(240, rest // warpgroups // 8 * 8)
 
 
@@ -196,7 +200,7 @@ class Sm90Gemm:
         pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
         cute.arch.griddepcontrol_wait()
         if warp_idx < pipelines.WARPS_PER_WARPGROUP:
-            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            cute.arch.setmaxregister_decrease(load_registers(deal.warpgroups))
             if warp_idx == 0:
                 self.load(params, shared, walk)
             if cutlass.const_expr(facts.moves.matrices):

@@ -14,7 +14,7 @@ from jax_bwgemm.kernels.walk import Walk
 
 WARPGROUP_THREADS = 128
 STORE_BARRIER = 1  # named barriers: STORE_BARRIER + w, the threads of consumer warpgroup w; 0 is the CTA's,
-TURN_BARRIER = 3  # TURN_BARRIER + w: the other warpgroup arrives, w waits for its turn,
+TURN_BARRIER = 3  # in a ping-pong, of two, TURN_BARRIER + w: the other warpgroup arrives, w waits for its turn,
 PARTS_BARRIER = 5  # and all consumers, once their accumulators are complete
 
 

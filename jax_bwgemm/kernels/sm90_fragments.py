@@ -7,14 +7,15 @@ m64nNk32, matrix A) lane 4 g + t of a warp has in its four registers:
     4-byte A        row g, k t    row g + 8, k t    row g, k t + 4    row g + 8, k t + 4
     1-byte A        the same with k 4 t .. 4 t + 3 in place of k t, and 16 + 4 t .. in place of k t + 4
 
-A stage of A is in shared memory as TMA left it: boxes of 128 bytes of m (64 where a CTA has 64 rows of bytes), in each
-of which a k has a row, with its 16-byte chunks `swizzled`. What m a wgmma's row is, is free as long as the store undoes
-it: `slab_rows` is chosen such that no two lanes of a load want different words of a bank.
+A stage of A is in shared memory as TMA left it: boxes of 128 bytes of m (64 where a CTA has 64 or 192 rows of bytes),
+in each of which a k has a row, with its 16-byte chunks `swizzled`. What m a wgmma's row is, is free as long as the
+store undoes it: `slab_rows` is chosen such that no two lanes of a load want different words of a bank.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import cutlass
@@ -115,7 +116,7 @@ class ByteFragments(Fragments):
         """What prmt takes for m 2 g, and for m 2 g + 1. Then for each slab the row of a matrix that the lane names, in
         pairs of m: (8, 1, step of k, stage)."""
         lane, warp_idx = group.tidx % 32, group.tidx // 32
-        box_m = min(BANKS_BYTES, self.tile.cta_m)
+        box_m = math.gcd(BANKS_BYTES, self.tile.cta_m)
         k = matrix_k(lane // 8, lane % 8)
         layout = cute.make_layout(
             (8, 1, STEPS, self.stages), stride=(1, 0, box_m * MMA_K_BYTES // 2, self.tile.cta_m * self.tile.k_tile // 2)

@@ -100,10 +100,20 @@ def store_sums(sums: Sums, outlets: tuple[Outlet, ...], acc: cute.Tensor, at: An
     flat = cute.coalesce(acc)
     outlets[0].reclaim()
     for box in cutlass.range_constexpr(deal.num_boxes):
-        rounded = [round_box(result, outlets[0]) for result in sums.finish(flat, at, box, loaded)]
-        for i in cutlass.range_constexpr(len(outlets)):
-            buffer = cutlass.const_expr(deal.boxes.buffer_of(box * len(outlets) + i))
-            outlets[i].publish(rounded[i], deal.box_at(at, box), buffer)
+        if cutlass.const_expr(len(outlets) == 1):  # noqa: SIM114 (a compile-time condition stands alone)
+            publish_box(sums, outlets, flat, at, box, loaded)
+        elif at[0] >= 0:  # always: ptxas begins no box before the one before it is gone, for which it lacks registers
+            publish_box(sums, outlets, flat, at, box, loaded)
+
+
+@cute.jit
+def publish_box(
+    sums: Sums, outlets: tuple[Outlet, ...], flat: cute.Tensor, at: Any, box: cutlass.Constexpr[int], loaded: Any
+) -> None:
+    rounded = [round_box(result, outlets[0]) for result in sums.finish(flat, at, box, loaded)]
+    for i in cutlass.range_constexpr(len(outlets)):
+        buffer = cutlass.const_expr(sums.deal.boxes.buffer_of(box * len(outlets) + i))
+        outlets[i].publish(rounded[i], sums.deal.box_at(at, box), buffer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,8 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
         return [read(x) for x in inner.outvars]
 
     outvars = run(jaxpr, {})
-    return jaxpr.replace(eqns=eqns, outvars=outvars)
+    found: Jaxpr = jaxpr.replace(eqns=eqns, outvars=outvars)
+    return found
 
 
 def _trees(closed: ClosedJaxpr, operands: Sequence[jax.Array]) -> dict[Any, Tree]:

@@ -110,7 +110,7 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
         note_refused(made)
         where = users_line()
         settings, what = params["settings"], str(made.problem)
-        report_fallback(settings.on_fallback, what, made.reason, where, made.is_everywhere)
+        report_fallback(settings.on_fallback, what, settings.why_aloud(made.reason), where, made.is_everywhere)
     return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
@@ -164,7 +164,8 @@ def _by_custom_call(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -
         choice, emitted = known[key]
         _note_kernel(choice)
         with named(ctx, _profiled_name(choice.attempt)):
-            return emitted.again(given)
+            again: list[Any] = emitted.again(given)
+        return again
     choice = _chosen(ctx, before, params)
     if isinstance(choice, Refused):
         return choice
@@ -232,9 +233,20 @@ def _asked(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, Ask
     """How a kernel sees the operands, and what is asked for them."""
     a_modes, b_modes = (source.modes if source else None for source in before[:2])
     view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
-    settings, posed = params["settings"], problem if view.fuses else (alone(problem) or problem)
-    compiles = settings.compile_missing == "auto"
-    asked = Asked(posed, settings.planned_device, params["tile"], settings.is_emulated, compiles, view.has_other)
+    settings = params["settings"]
+    if settings.is_batch_invariant and (view.flips or view.n == 1):
+        # a's rows are, or would be but for being one, the kernel's columns, whose number says which epilogues it has.
+        view = dataclasses.replace(view, fuses=view.fuses and params["epilogue"].is_identity)
+    posed = problem if view.fuses else (alone(problem) or problem)
+    asked = Asked(
+        posed,
+        settings.planned_device,
+        params["tile"],
+        settings.is_emulated,
+        settings.compile_missing == "auto",
+        view.has_other,
+        settings.is_batch_invariant,
+    )
     return view, asked
 
 

@@ -138,7 +138,8 @@ def may_be_in_loop() -> bool:
         op = op.parent.operation
     if op.name == "stablehlo.while" or not _is_attached(op):
         return True
-    return op.attributes["sym_name"].value.startswith("closed_call")
+    name: str = op.attributes["sym_name"].value
+    return name.startswith("closed_call")
 
 
 def _handed_step_bytes(argument: Any, item_bytes: int, module: Any, seen: tuple[int, ...]) -> int:
@@ -192,7 +193,7 @@ def _keeps_order(op: Any) -> bool:
         return False
     shape, part = op.operands[0].type.shape, op.results[0].type.shape
     if op.name in _LEADING_ONLY:
-        return math.prod(shape) == math.prod(part)
+        return bool(math.prod(shape) == math.prod(part))
     if op.name == "stablehlo.slice" and any(stride != 1 for stride in op.attributes["strides"]):
         return False
     first = next((i for i, size in enumerate(part) if size != 1), len(part))  # the slowest that has several elements

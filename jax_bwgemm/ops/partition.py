@@ -32,8 +32,9 @@ Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
 
 try:
     # Primitives that are told the devices when they are lowered, as custom_partitioning has to be: no public name yet.
-    from jax._src.dispatch import prim_requires_devices_during_lowering as told_devices
+    from jax._src.dispatch import prim_requires_devices_during_lowering
 
+    told_devices: set[Any] = prim_requires_devices_during_lowering
     told_devices |= {matmul_p, fused_matmul_p}
 except ImportError:  # `why_not` says so where it matters
     told_devices = set()
@@ -62,7 +63,7 @@ def why_not(ctx: Any) -> str | None:
     return None
 
 
-def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     """Of a program for which there is no `why_not`. The local products are lowered like any other, when the partitioner
     knows the shards."""
     divided = custom_partitioning(_Product(params))
@@ -72,7 +73,8 @@ def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> 
         outs: tuple[jax.Array, ...] = divided(*operands)
         return tuple(_as_typed(out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True))
 
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    emitted: Sequence[Any] = mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    return emitted
 
 
 def _as_typed(out: jax.Array, aval: Any) -> jax.Array:
@@ -104,7 +106,7 @@ class Division:
 
 def divide(
     contraction: Contraction, sizes: Mapping[str, int], mesh: Mapping[str, int], specs: Sequence[Placement],
-    result: Placement, widths: tuple[int, int, int] = (2, 2, 2),
+    result: Placement, widths: tuple[int, int, int] = (2, 2, 2), may_sum: bool = True,
 ) -> Division:  # fmt: skip
     """What is done with operands a, b as `specs` have them, and a result that is wanted as `result` says; `widths` are
     the bytes of an element of a, b and the result.
@@ -112,12 +114,14 @@ def divide(
     An axis divides one mode. It stays with a mode of the result that asks for it, if an operand has it there or no sum
     does: a summed mode that both operands have on that axis makes partial products, reduced and scattered. One that a
     single operand has sharded makes partial products where adding them moves no more bytes than gathering that operand.
+    Unless it `may_sum`, there are no partial products: what is sharded along a sum is gathered.
     """
     a, b = specs[:2]
     kept: dict[str, Axes] = {}
     used: set[str] = set()
     scattered: str | None = None
-    both = {axis for mode in contraction.summed for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
+    summable = contraction.summed if may_sum else ""
+    both = {axis for mode in summable for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
     for mode in contraction.out:
         own = {axis for x in (a, b) for axis in x.get(mode, ())}
         axes = result.get(mode, ())
@@ -141,7 +145,7 @@ def divide(
         added = 2 * _shard_elems(contraction.out, sizes, mesh, kept) * widths[2]
         is_shared = a.get(mode) == b.get(mode)
         # Shards of unequal sizes are padded with anything: it must not be summed.
-        is_worth_it = (is_shared or added <= gathered) and sizes[mode] % parts == 0
+        is_worth_it = may_sum and (is_shared or added <= gathered) and sizes[mode] % parts == 0
         kept[mode] = axes if is_worth_it else ()
         used |= set(kept[mode])
         summed += kept[mode]
@@ -188,7 +192,8 @@ class _Partition:
         specs = [_placement(modes, x) for modes, x in zip(contraction.operands, operands, strict=True)]
         sizes = dict(sizes_of(contraction, operands))
         a, b, out = (x.dtype.itemsize for x in (*operands[:2], results[0]))
-        found = divide(contraction, sizes, mesh.shape, specs, _placement(contraction.out, results[0]), (a, b, out))
+        wanted, may_sum = _placement(contraction.out, results[0]), not self.params["settings"].is_batch_invariant
+        found = divide(contraction, sizes, mesh.shape, specs, wanted, (a, b, out), may_sum)
 
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
@@ -247,9 +252,11 @@ def sum_dtype(out_dtype: Any, partial_sums: str) -> Any:
 def _added(partial: jax.Array, division: Division, contraction: Contraction) -> jax.Array:
     """The sum over the devices that have parts of it, or this device's part of that."""
     if division.scattered is None:
-        return lax.psum(partial, division.summed)
+        whole: jax.Array = lax.psum(partial, division.summed)
+        return whole
     axis = division.result[division.scattered][-1]
     rest = tuple(other for other in division.summed if other != axis)
     partial = lax.psum(partial, rest) if rest else partial
     dim = contraction.out.index(division.scattered)
-    return lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
+    own: jax.Array = lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
+    return own

@@ -33,7 +33,8 @@ def product(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
     Params: `contraction`, `out_dtype`, `epilogue` (a scale at most), `precision` (canonical), `tile` (None: the
     planner's), `out_sharding` (over explicit mesh axes; None: as the operands') and `settings` (a `Config`).
     """
-    return matmul_p.bind(*match_varying(a, b), **_whole(params))
+    out: jax.Array = matmul_p.bind(*match_varying(a, b), **_whole(params))
+    return out
 
 
 def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **params: Any) -> tuple[jax.Array, ...]:

@@ -55,7 +55,8 @@ def result_dtype(a: Any, b: Any, out_dtype: Any = None) -> np.dtype:
                 "pass it, for example `out_dtype=jnp.bfloat16`"
             ) from None
     try:
-        return jnp.dtype(out_dtype)
+        dtype: np.dtype = jnp.dtype(out_dtype)
+        return dtype
     except TypeError:
         raise TypeError(f"`out_dtype` requires a dtype, got {out_dtype!r}") from None
 

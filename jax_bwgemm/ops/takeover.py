@@ -30,13 +30,13 @@ from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
 from jax_bwgemm.facts.recipe import buffers
 from jax_bwgemm.ops.lowering import Refused, note_refused, on_cuda, platforms_of
-from jax_bwgemm.ops.origins import attribute, custom_call_before
+from jax_bwgemm.ops.origins import attribute, custom_call_before, users_line
 from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.ops.taking import reshape_aval, reshaped
 from jax_bwgemm.runtime import record
-from jax_bwgemm.runtime.config import current
+from jax_bwgemm.runtime.config import Config, current, report_fallback
 from jax_bwgemm.runtime.ffi import TARGET_NAME
 
 _plain_p = Primitive("dot_general")
@@ -44,6 +44,7 @@ _rules: dict[Primitive, dict[str | None, Any]] = {}  # JAX's own, by platform; N
 _NEEDS = "`_lowerings` and `_platform_specific_lowerings` of jax._src.interpreters.mlir"
 _in_block = jax.make_user_context(False)  # part of the key of jit caches: a block traces and lowers anew
 _everywhere, _num_users = False, 0
+_deterministic: str | None = None  # everywhere; None: what `current` says
 _lock = threading.Lock()
 
 
@@ -59,14 +60,15 @@ def block() -> Iterator[None]:
         _count(-1)
 
 
-def set_everywhere(on: bool) -> bool:
-    """Outside of blocks too, in all threads. Returns what it was."""
-    global _everywhere
+def set_everywhere(on: bool, deterministic: str | None = None) -> bool:
+    """Outside of blocks too, in all threads. Returns whether nothing has changed."""
+    global _everywhere, _deterministic
     if on:
         _register()
-    was, _everywhere = _everywhere, on
+    was, before = _everywhere, _deterministic
+    _everywhere, _deterministic = on, deterministic
     _count(int(on) - int(was))
-    return was
+    return (was, before) == (on, deterministic)
 
 
 def is_on() -> bool:
@@ -133,13 +135,30 @@ def _is_ours_to_lower(ctx: Any) -> bool:
 def _ours(ctx: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, precision: Any, **_: Any) -> Any | None:
     """None if it is XLA's."""
     a, b = ctx.avals_in
-    if current().is_emulated or str(ctx.avals_out[0].dtype) in FP8_DTYPES:  # ours saturates, JAX's does not
+    if current().is_emulated:
         return None
-    return _lowered(ctx, (lhs, rhs), of_dot_general(a.ndim, b.ndim, dimension_numbers), precision)
+    reason = "a float8 result of ours saturates, and JAX's does not" if _is_fp8(ctx.avals_out[0]) else None
+    if reason and not _settings().is_batch_invariant:
+        return None
+    return _lowered(ctx, (lhs, rhs), of_dot_general(a.ndim, b.ndim, dimension_numbers), precision, reason)
 
 
-def _lowered(ctx: Any, operands: Sequence[Any], contraction: Contraction, precision: Any = None) -> Any | None:
-    settings = dataclasses.replace(current(), on_fallback="ignore")
+def _is_fp8(aval: Any) -> bool:
+    return str(aval.dtype) in FP8_DTYPES
+
+
+def _settings() -> Config:
+    if _deterministic is None:
+        return current()
+    return dataclasses.replace(current(), deterministic=_deterministic)
+
+
+def _lowered(
+    ctx: Any, operands: Sequence[Any], contraction: Contraction, precision: Any = None, refused: str | None = None
+) -> Any | None:
+    """What is XLA's is so without a word, but where that breaks what was asked of the bits."""
+    settings = _settings()
+    is_invariant = settings.is_batch_invariant
     params: dict[str, Any] = {
         "contraction": contraction,
         "out_dtype": ctx.avals_out[0].dtype,
@@ -147,14 +166,16 @@ def _lowered(ctx: Any, operands: Sequence[Any], contraction: Contraction, precis
         "precision": precision,
         "tile": None,
         "out_sharding": None,
-        "settings": settings,
+        "settings": dataclasses.replace(settings, on_fallback="ignore"),
     }
     problem = viewed(ctx.avals_in, **params)[1]
-    made: Any = why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
-    made = on_cuda(ctx, operands, params, moves=False) if made is None else Refused(problem, made)
+    made: Any = refused or why_not_dtypes(problem) or why_not_precision(precision, problem.a_dtype)
+    made = on_cuda(ctx, operands, params, moves=is_invariant) if made is None else Refused(problem, made)
     if not isinstance(made, Refused):
         return made
     note_refused(made)
+    if is_invariant and not made.problem.is_empty:
+        report_fallback(settings.on_fallback, str(made.problem), settings.why_aloud(made.reason), users_line())
     return None
 
 

@@ -24,7 +24,8 @@ LOAD_LATENCY = ((512, 900), (65536, 2700))  # (bytes, cycles) of a TMA round tri
 
 def overlapped(x: float, y: float, exponent: float) -> float:
     """Two activities beside each other: the longer one, and more the closer they are, for neither is smooth."""
-    return (x**exponent + y**exponent) ** (1 / exponent)
+    both: float = (x**exponent + y**exponent) ** (1 / exponent)
+    return both
 
 
 def loaded_clock(tile: Tile, arch: Arch, utilisation: float) -> float:

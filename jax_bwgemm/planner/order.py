@@ -33,7 +33,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
 def _group(tile: Tile, problem: Problem, arch: Arch, along_n: int) -> int:
     rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.out_n
     ratio = rows / cols if along_n else cols / rows
-    ideal = 2 ** round(math.log2(math.sqrt(concurrent_clusters(tile, arch) * ratio)))
+    ideal: int = 2 ** round(math.log2(math.sqrt(concurrent_clusters(tile, arch) * ratio)))
     return max(1, min(ideal, cluster_tiles(tile, problem)[along_n]))
 
 

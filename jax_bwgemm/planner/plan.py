@@ -31,7 +31,8 @@ TileLists = Mapping[str, tuple[Tile, ...]]
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, its measured
-    time, if there is one, and the reason why it cannot be launched, if it cannot."""
+    time, if there is one, and the reason why it cannot be launched, if it cannot. `for_few_rows`: it is none for more
+    rows."""
 
     tile: Tile
     problem: Problem
@@ -39,6 +40,7 @@ class Candidate:
     cost: Cost | None = None
     reason: str | None = None
     measured_us: float | None = None
+    for_few_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +97,18 @@ def candidates(
     its few columns; and, if it `is_swappable`, for its transpose, narrow ones for few rows and others for more."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
-    pairs = [(tile, swaps) for tile in shipped[family] if (tile.promoted, tile.gated) == asked]
+    tiles = [(tile, swaps) for tile in shipped[family] if (tile.promoted, tile.gated) == asked]
     if problem.n <= FEW and not swaps:
-        pairs += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
+        tiles += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
+    found = [_candidate(problem, tile, flips) for tile, flips in tiles]
     if is_swappable(problem):
-        pairs += [(tile, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
-    return tuple(
-        Candidate(
-            dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype)), problem.transposed if flips else problem, flips
-        )
-        for tile, flips in pairs
-    )
+        found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
+    return tuple(found)
+
+
+def _candidate(problem: Problem, tile: Tile, flips: bool, for_few_rows: bool = False) -> Candidate:
+    own = dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype))
+    return Candidate(own, problem.transposed if flips else problem, flips, for_few_rows=for_few_rows)
 
 
 def is_swappable(problem: Problem) -> bool:
@@ -125,6 +128,7 @@ def plan(
     missing: Callable[[Variant], str | None] = lambda variant: None,
     among: Iterable[Candidate] | None = None,
     record: Record | None = None,
+    batch_invariant: bool = False,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
@@ -141,16 +145,23 @@ def plan(
       missing: why a variant's cubin cannot be had, or None.
       among: what to choose from; `candidates` if None.
       record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
+      batch_invariant: a row's bits must not depend on how many rows there are (`why_not_invariant`); ValueError for a
+        tile of the user's with which they do.
     """
-    if tile is not None and (reason := why_not(tile, problem, arch)):
+    given = None if tile is None else Candidate(tile, problem)
+    if given and (
+        reason := why_not(given.tile, problem, arch) or (why_not_invariant(given) if batch_invariant else None)
+    ):
         raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
-    if tile is not None:
-        among = (Candidate(tile, problem),)
+    if given:
+        among = (given,)
     elif among is None:
         among = candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
-    judged = tuple(sorted((_judge(candidate, arch, missing, times) for candidate in among), key=_preference))
-    unpadded = None if tile else why_not_padded(problem)
+    judged = tuple(
+        sorted((_judge(candidate, arch, missing, times, batch_invariant) for candidate in among), key=_preference)
+    )
+    unpadded = None if tile or batch_invariant else why_not_padded(problem)
     if reason := judged[0].reason or unpadded:
         return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
@@ -178,14 +189,27 @@ def plan(
     )
 
 
+def why_not_invariant(candidate: Candidate) -> str | None:
+    """One sentence if a row that is computed by it does not have the bits that it has among any number of rows.
+
+    Every tile adds an element's products in the order of k, one MMA of 32 bytes after the other, but where CTAs divide
+    k: how many do, and where, follows from the number of rows. What is transposed for few rows has other kernels, whose
+    epilogues may be compiled to other instructions, or be missing.
+    """
+    if candidate.tile.cluster_k > 1 or candidate.tile.stream_k:
+        return 'it divides k, and `deterministic="batch"` has one order of summation'
+    return 'it is for few rows, and `deterministic="batch"` has one list of tiles' if candidate.for_few_rows else None
+
+
 def _judge(
     candidate: Candidate,
     arch: Arch,
     missing: Callable[[Variant], str | None],
     times: Mapping[tuple[str, bool], float],
+    batch_invariant: bool,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    if reason := why_not(tile, problem, arch):
+    if reason := why_not(tile, problem, arch) or (why_not_invariant(candidate) if batch_invariant else None):
         return dataclasses.replace(candidate, reason=reason)
     reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)

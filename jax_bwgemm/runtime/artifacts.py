@@ -1,193 +1,57 @@
-"""The manifest beside the cubins: written by the build, read when a call is lowered. Never touches CUDA.
+"""Which kernels are at hand: the manifests of the artifact directories, and the files or packs beside them. Never
+touches CUDA.
 
 Here is the boundary of what a disk may hold: a manifest or a kernel's file that is damaged, unreadable or another
-build's is a sentence, and the next directory is asked.
+build's is a sentence, and the next directory is asked. A checkout has loose files and one manifest; an installation
+has packs, and a manifest an architecture, so that of the others' nothing is read.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import os
 import pathlib
-import re
 import sys
-import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Iterator
+from typing import overload
 
 from jax_bwgemm import _files
 from jax_bwgemm._files import FileError, Stamp
-from jax_bwgemm._version import __version__
-from jax_bwgemm.facts.recipe import Recipe
+from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.repack import Repack
-from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime import packs
+from jax_bwgemm.runtime.manifest import (
+    COMPILER,
+    MANIFEST_NAME,
+    REMEDY,
+    Entry,
+    Manifest,
+    ManifestError,
+    RepackEntry,
+    listed,
+    write_manifest,
+)
+from jax_bwgemm.runtime.packs import Pack
 
-FORMAT = 6
-MANIFEST_NAME = "manifest.json"
+__all__ = [
+    "COMPILER",
+    "MANIFEST_NAME",
+    "REMEDY",
+    "Entry",
+    "Manifest",
+    "ManifestError",
+    "RepackEntry",
+    "listed",
+    "write_manifest",
+]
+
 CUBIN, PTX = "cubin", "ptx.gz"  # suffixes of a kernel's files
-MOST_MANIFEST_BYTES = 2**26  # of 1600 kernels: 2**22
+PACKS = {CUBIN: "{}.cubin", PTX: "{}.ptx"}  # of a target's
+PACKED_MANIFEST = "{}.json"
 MOST_KERNEL_BYTES = 2**26  # of a cubin, and of PTX before and after gzip: 2**18
-REMEDY = "run `python -m jax_bwgemm build`"
 
 _added: list[pathlib.Path] = []
-
-
-class ManifestError(ValueError):
-    """A manifest or a cubin that this version cannot use; the message says why and what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What the launcher and a maintainer need to know of one cubin."""
-
-    variant: Variant
-    entry: str
-    num_threads: int
-    smem_bytes: int
-    num_stages: int
-    tmem_cols: int
-    recipe: Recipe
-    registers: int
-    spill_bytes: int
-    sass: dict[str, int]
-    ptxas: str
-    cubin_sha256: str
-    ptx_sha256: str  # of the file, as it is compressed
-    source_sha256: str
-
-    @functools.cached_property
-    def name(self) -> str:
-        return self.variant.name
-
-    @functools.cached_property
-    def texts(self) -> dict[str, str]:
-        """The recipe's, which every custom call says."""
-        return self.recipe.texts()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and texts; the variant's fields stand beside the entry's own."""
-        fields = dataclasses.asdict(self) | {"recipe": self.texts, "variant": self.variant.to_json()}
-        return {"name": self.name} | fields.pop("variant") | fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Entry:
-        """The inverse of `to_json`. A missing or unknown key, or a name that is not the variant's, is an error."""
-        where = f"variant {fields.get('name', '?')}"
-        _require_keys({"name"} | _names(Variant) | _names(cls) - {"variant"}, fields, where)
-        _require_keys(_names(Tile), fields["tile"], f"{where}, Tile")
-        try:
-            variant = Variant.from_json({k: fields[k] for k in _names(Variant)})
-        except ValueError as error:
-            raise ManifestError(f"{where}: {error}; {REMEDY}") from None
-        if variant.name != fields["name"]:
-            raise ManifestError(f"{where}: its fields require the name {variant.name}, got {fields['name']}; {REMEDY}")
-        own = {k: fields[k] for k in _names(cls) - {"variant"}}
-        _require_types(cls, own, where)
-        return cls(variant=variant, **own | {"recipe": _recipe(fields["recipe"], where)})
-
-
-@dataclasses.dataclass(frozen=True)
-class RepackEntry:
-    """The same of a repack, whose parameter block is `repack.PARAMS`."""
-
-    repack: Repack
-    entry: str
-    num_threads: int
-    smem_bytes: int
-    registers: int
-    spill_bytes: int
-    sass: dict[str, int]
-    ptxas: str
-    cubin_sha256: str
-    ptx_sha256: str  # of the file, as it is compressed
-    source_sha256: str
-
-    @property
-    def name(self) -> str:
-        return self.repack.name
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists and dictionaries; the repack's fields stand beside the entry's own."""
-        fields = dataclasses.asdict(self)
-        return {"name": self.name} | fields.pop("repack") | fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> RepackEntry:
-        """The inverse of `to_json`. A missing or unknown key, or a name that is not the repack's, is an error."""
-        where = f"repack {fields.get('name', '?')}"
-        _require_keys({"name"} | _names(Repack) | _names(cls) - {"repack"}, fields, where)
-        repack = Repack(**{k: fields[k] for k in _names(Repack)})
-        _require_types(Repack, dataclasses.asdict(repack), where)
-        if repack.name != fields["name"]:
-            raise ManifestError(f"{where}: its fields require the name {repack.name}, got {fields['name']}; {REMEDY}")
-        own = {k: fields[k] for k in _names(cls) - {"repack"}}
-        _require_types(cls, own, where)
-        return cls(repack=repack, **own)
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """One artifact directory: its entries by name, those of products and those of repacks."""
-
-    directory: pathlib.Path
-    cutlass_dsl: str
-    entries: dict[str, Entry]
-    repacks: dict[str, RepackEntry]
-
-    @functools.cached_property
-    def kernels(self) -> dict[str, Entry | RepackEntry]:
-        return self.entries | self.repacks
-
-    @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> Manifest:
-        """Reads `manifest.json`. Raises `ManifestError` with a remedy if this version of the package cannot use it."""
-        path = pathlib.Path(directory) / MANIFEST_NAME
-        try:
-            return cls._parse(path, _files.read_json(path, MOST_MANIFEST_BYTES))
-        except ManifestError:
-            raise
-        except FileError as error:
-            raise ManifestError(f"no cubins: {error}; {REMEDY}") from None
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:  # of no such form
-            got = f"{type(error).__name__}: {error}"
-            raise ManifestError(f"{path} requires what the build writes, got {got}; {REMEDY}") from None
-
-    @classmethod
-    def _parse(cls, path: pathlib.Path, fields: Any) -> Manifest:
-        for key, required in (("format", FORMAT), ("package_version", __version__)):
-            if not isinstance(fields, dict) or fields.get(key) != required:
-                got = fields.get(key) if isinstance(fields, dict) else None
-                raise ManifestError(f"{path} requires {key} {required!r}, got {got!r}; {REMEDY}")
-        _require_keys({"format", "package_version", "cutlass_dsl", "variants", "repacks"}, fields, str(path))
-        entries = {entry["name"]: Entry.from_json(entry) for entry in fields["variants"]}
-        repacks = {entry["name"]: RepackEntry.from_json(entry) for entry in fields["repacks"]}
-        return cls(path.parent, fields["cutlass_dsl"], entries, repacks)
-
-
-def listed(directory: pathlib.Path) -> set[str]:
-    """The names of the kernels that a manifest of any version lists; none where nothing can be read."""
-    try:
-        fields = _files.read_json(directory / MANIFEST_NAME, MOST_MANIFEST_BYTES)
-        entries = [entry["name"] for key in ("variants", "repacks") for entry in fields.get(key, [])]
-        return {name for name in entries if re.fullmatch(r"sm_\w+", name)}
-    except (ValueError, TypeError, LookupError, AttributeError):
-        return set()
-
-
-def write_manifest(
-    directory: str | os.PathLike[str], entries: Iterable[Entry | RepackEntry], cutlass_dsl: str = ""
-) -> pathlib.Path:
-    """Writes `manifest.json` for this version of the package, sorted by name, by an atomic rename; returns its path."""
-    kernels = sorted(entries, key=lambda entry: entry.name)
-    fields = {"format": FORMAT, "package_version": __version__, "cutlass_dsl": cutlass_dsl}
-    fields["variants"] = [entry.to_json() for entry in kernels if isinstance(entry, Entry)]
-    fields["repacks"] = [entry.to_json() for entry in kernels if isinstance(entry, RepackEntry)]
-    path = pathlib.Path(directory) / MANIFEST_NAME
-    _files.write_atomically(path, (json.dumps(fields, indent=1) + "\n").encode())
-    return path
 
 
 def artifact_dirs() -> tuple[pathlib.Path, ...]:
@@ -209,6 +73,11 @@ def add_dir(directory: str | os.PathLike[str]) -> None:
         _added.append(path)
 
 
+def launch_dirs() -> tuple[pathlib.Path, ...]:
+    """Where the launcher looks for cubins: the artifact directories, then where packed ones were unpacked."""
+    return *artifact_dirs(), *packs.directories()
+
+
 def state() -> tuple[tuple[str, Stamp | None, Stamp | None], ...]:
     """Of all artifact directories, what changes with their manifests and with the files in them."""
     paths = map(os.fspath, artifact_dirs())
@@ -223,35 +92,36 @@ def find(kernel: Variant | Repack, suffix: str = CUBIN) -> Entry | RepackEntry |
     """The entry of `kernel` in the first artifact directory that has it with its cubin, or with its PTX, as it was
     built; else one sentence why not."""
     found = _locate(kernel.name, suffix)
-    return found if isinstance(found, str) else found[1]
+    return found if isinstance(found, str) else found[0]
+
+
+@overload
+def ready(kernel: Variant, suffix: str = CUBIN) -> Entry | str: ...
+@overload
+def ready(kernel: Repack, suffix: str = CUBIN) -> RepackEntry | str: ...
+def ready(kernel: Variant | Repack, suffix: str = CUBIN) -> Entry | RepackEntry | str:
+    """As `find`, before a launch: what is in a pack is a file, too, in one of `launch_dirs`."""
+    found = _ready(kernel.name, suffix)
+    return found if isinstance(found, str) else found[0]
 
 
 def find_ptx(kernel: Variant | Repack) -> pathlib.Path | str:
-    """The compressed PTX of the entry that `find` of `PTX` finds, else one sentence why there is none."""
-    found = _locate(kernel.name, PTX)
-    return found if isinstance(found, str) else found[0] / f"{kernel.name}.{PTX}"
+    """The compressed PTX of the entry that `ready` of `PTX` finds, else one sentence why there is none."""
+    found = _ready(kernel.name, PTX)
+    return found if isinstance(found, str) else found[1]
 
 
 def find_in(directory: pathlib.Path, variant: Variant, suffix: str = CUBIN) -> Entry | str:
-    """As `find`, in one directory."""
-    found = _find_in(directory, variant.name, suffix)
+    """As `find`, in the loose files of one directory."""
+    found = _in_files(directory, variant.name, suffix)
     assert not isinstance(found, RepackEntry)  # these have other names
     return found
 
 
-def _find_in(directory: pathlib.Path, name: str, suffix: str) -> Entry | RepackEntry | str:
-    manifest = _load_cached(directory, _files.stamp(directory / MANIFEST_NAME))
-    if isinstance(manifest, str):
-        return manifest
-    if (entry := manifest.kernels.get(name)) is None:
-        return f"no cubin {name} in {directory}"
-    return _why_not_whole(directory, entry, suffix) or entry
-
-
 def sha256_of(name: str) -> str | None:
-    """Of the cubin `name` that `find` would find; None if there is none."""
-    found = _locate(name, CUBIN)
-    return None if isinstance(found, str) else found[1].cubin_sha256
+    """Of the cubin `name` that `ready` would find; None if there is none."""
+    found = _ready(name, CUBIN)
+    return None if isinstance(found, str) else found[0].cubin_sha256
 
 
 def is_whole(directory: pathlib.Path, entry: Entry | RepackEntry) -> bool:
@@ -269,14 +139,107 @@ def verify(directory: str | os.PathLike[str]) -> list[str]:
     return [reason for reason in reasons if reason]
 
 
-def _locate(name: str, suffix: str) -> tuple[pathlib.Path, Entry | RepackEntry] | str:
+def packed_targets(directory: pathlib.Path) -> list[str]:
+    """The targets whose kernels a directory has in packs."""
+    return [target for target in TARGETS if _files.stamp(directory / PACKED_MANIFEST.format(target)) is not None]
+
+
+def verify_pack(directory: pathlib.Path, target: str) -> list[str]:
+    """As `verify`, of the packs of one target: of each cubin, and of PTX as it is packed."""
+    manifest = Manifest.load(directory, PACKED_MANIFEST.format(target))
+    reasons: list[str] = []
+    for name, entry in manifest.kernels.items():
+        try:
+            pack = Pack.load(directory, PACKS[CUBIN].format(target))
+            pack.read(name)
+        except FileError as error:
+            return [*reasons, str(error)]  # it is one file: what follows says the same
+        if pack.parts[name].sha256 != entry.cubin_sha256:
+            reasons.append(_another_digest(pack, name, entry))
+    try:
+        Pack.load(directory, PACKS[PTX].format(target)).check()
+    except FileError as error:
+        reasons.append(str(error))
+    return reasons
+
+
+_Place = tuple[Entry | RepackEntry, pathlib.Path, Pack | None]  # the second: a file, or the directory of the pack
+
+
+def _locate(name: str, suffix: str) -> _Place | str:
     reasons = []
-    for directory in artifact_dirs():
-        found = _find_in(directory, name, suffix)
-        if not isinstance(found, str):
-            return directory, found
-        reasons.append(found)
+    for place in _places(name, suffix):
+        if not isinstance(place, str):
+            return place
+        reasons.append(place)
     return "; ".join(reasons)
+
+
+def _ready(name: str, suffix: str) -> tuple[Entry | RepackEntry, pathlib.Path] | str:
+    reasons = []
+    for place in _places(name, suffix):
+        if not isinstance(place, str):
+            entry, path, pack = place
+            try:
+                return entry, pack.as_file(name, suffix) if pack else path
+            except FileError as error:
+                place = str(error)
+        reasons.append(place)
+    return "; ".join(reasons)
+
+
+def _places(name: str, suffix: str) -> Iterator[_Place | str]:
+    """Of each directory in turn: where it has a kernel, as a file or in a pack, or why it has not."""
+    packed = PACKED_MANIFEST.format(target_of(name))
+    for directory in artifact_dirs():
+        has_pack = _files.stamp(directory / packed) is not None
+        if not has_pack or _files.stamp(directory / MANIFEST_NAME) is not None:
+            found = _in_files(directory, name, suffix)
+            yield found if isinstance(found, str) else (found, directory / f"{name}.{suffix}", None)
+        if has_pack:
+            yield _in_pack(directory, name, suffix)
+
+
+def _in_files(directory: pathlib.Path, name: str, suffix: str) -> Entry | RepackEntry | str:
+    entry = _entry(directory / MANIFEST_NAME, name)
+    return entry if isinstance(entry, str) else _why_not_whole(directory, entry, suffix) or entry
+
+
+def _in_pack(directory: pathlib.Path, name: str, suffix: str) -> _Place | str:
+    """The pack as it is compressed is checked here, its cubin when it becomes a file."""
+    target = target_of(name)
+    entry = _entry(directory / PACKED_MANIFEST.format(target), name)
+    if isinstance(entry, str):
+        return entry
+    try:
+        pack = Pack.load(directory, PACKS[suffix].format(target))
+        pack.check()
+    except FileError as error:
+        return str(error)
+    if name not in pack.parts:
+        return f"{pack.path} requires a part {name}, as its manifest says, got none; {packs.REMEDY}"
+    if suffix == CUBIN and pack.parts[name].sha256 != entry.cubin_sha256:
+        return _another_digest(pack, name, entry)
+    return entry, directory, pack
+
+
+def target_of(name: str) -> str:
+    """The target that the name of a kernel begins with: sm_90a_..."""
+    return "_".join(name.split("_", 2)[:2])
+
+
+def _another_digest(pack: Pack, name: str, entry: Entry | RepackEntry) -> str:
+    got = pack.parts[name].sha256
+    return f"{name} in {pack.path} requires sha256 {entry.cubin_sha256}, got {got}; {packs.REMEDY}"
+
+
+def _entry(path: pathlib.Path, name: str) -> Entry | RepackEntry | str:
+    manifest = _read_cached(path, _files.stamp(path))
+    try:
+        found = manifest if isinstance(manifest, str) else manifest.find(name)
+    except ManifestError as error:
+        return str(error)
+    return f"no cubin {name} in {path.parent}" if found is None else found
 
 
 def _why_not_whole(directory: pathlib.Path, entry: Entry | RepackEntry, suffix: str) -> str | None:
@@ -292,45 +255,9 @@ def _why_not_whole(directory: pathlib.Path, entry: Entry | RepackEntry, suffix: 
 
 
 @functools.lru_cache(maxsize=16)
-def _load_cached(directory: pathlib.Path, stamp: Stamp | None) -> Manifest | str:
+def _read_cached(path: pathlib.Path, stamp: Stamp | None) -> Manifest | str:
     """The manifest, or why there is none to use: a broken one is not read again for every kernel."""
     try:
-        return Manifest.load(directory)
+        return Manifest.read(path)
     except ManifestError as error:
         return str(error)
-
-
-def _names(cls: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _require_types(cls: Any, fields: Mapping[str, Any], where: str) -> None:
-    """Of a dataclass: words, numbers, and counts by a word."""
-    for name, value in fields.items():
-        hint = _hints(cls)[name]
-        if hint == dict[str, int]:
-            is_right = isinstance(value, dict) and all(type(count) is int for count in value.values())
-        else:
-            is_right = hint not in (int, str) or type(value) is hint
-        if not is_right:
-            raise ManifestError(f"{where} requires another {name!r} than {value!r}; {REMEDY}")
-
-
-def _recipe(texts: Mapping[str, str], where: str) -> Recipe:
-    _require_keys(_names(Recipe), texts, f"{where}, `recipe`")
-    try:
-        return Recipe.from_texts(texts)
-    except ValueError as error:
-        raise ManifestError(f"{where}: {error}; {REMEDY}") from None
-
-
-def _require_keys(required: set[str], fields: Mapping[str, Any], where: str) -> None:
-    if missing := sorted(required - fields.keys()):
-        raise ManifestError(f"{where} requires the key {missing[0]!r}, got none; {REMEDY}")
-    if unknown := sorted(fields.keys() - required):
-        raise ManifestError(f"{where} requires no key {unknown[0]!r}, got one; {REMEDY}")

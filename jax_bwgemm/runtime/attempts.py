@@ -27,7 +27,7 @@ from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, plan
 from jax_bwgemm.planner.routes import Pair, Route, routes
-from jax_bwgemm.runtime import artifacts, jit_build
+from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
 
@@ -45,7 +45,8 @@ _asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """A product and who wants it: `is_transpose` as `routes` takes it, the others as `decide`; with `compiles`, a
-    kernel that no rung has at hand may be compiled."""
+    kernel that no rung has at hand may be compiled. `batch_invariant`: no rung is preferred for its price, which the
+    number of rows enters."""
 
     problem: Problem
     device: str | None
@@ -53,6 +54,7 @@ class Asked:
     is_emulated: bool = False
     compiles: bool = False
     is_transpose: Pair = (False, False)
+    batch_invariant: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
     for route in routes(problem, asked.is_transpose, arch, has_repack):
         considered.append(route.problem)
         try:
-            decision = decide(route.problem, asked.device, asked.tile, asked.is_emulated)
+            decision = decide(route.problem, asked.device, asked.tile, asked.is_emulated, asked.batch_invariant)
         except ValueError as error:
             illegal = illegal or str(error)
             continue
@@ -218,7 +220,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
 
 def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
     """With the kernel that the planner would choose of all, if that is all that is missing."""
-    wanted = plan(refused.route.problem, arch, asked.tile)
+    wanted = plan(refused.route.problem, arch, asked.tile, batch_invariant=asked.batch_invariant)
     if wanted.variant is None or why_not_launched(asked.is_emulated):
         return None
     return _priced(Attempt(refused.route, wanted, is_missing=True, reason=refused.reason), arch)
@@ -230,7 +232,7 @@ def _with_remedy(asked: Asked, decision: Decision) -> str | None:
     if asked.compiles or best is None or best.cost is None or decision.plan is None:
         return decision.reason
     variant = variant_for(best.problem, best.tile, decision.plan.arch.target)
-    is_told = artifacts.REMEDY in (decision.reason or "")
+    is_told = any(remedy in (decision.reason or "") for remedy in (artifacts.REMEDY, packs.REMEDY))
     return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(variant)}"
 
 
@@ -257,7 +259,7 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     kernels = [*fused.missing, *finished]
     if fused.ready:
         is_slower = any(attempt.entry and CLEARLY * attempt.us < fused.ready.us for attempt in finished)
-        kernels = finished if is_slower else [fused.ready]
+        kernels = finished if is_slower and not asked.batch_invariant else [fused.ready]
     xlas = dataclasses.replace(first, entry=None)
     if kernels and (reason := _why_xla(asked, kernels[0], first)):
         kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
@@ -311,7 +313,9 @@ def _is_as_good_as_any(attempt: Attempt) -> bool:
 def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
     which ours lack some for some dtypes and epilogues. Not of 8-bit operands, which it widens first."""
-    if kernel.entry is None or asked.tile or asked.is_emulated or DTYPE_BYTES[asked.problem.a_dtype] == 1:
+    if kernel.entry is None or asked.tile or asked.is_emulated or asked.batch_invariant:
+        return None
+    if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
     if reason := _why_not_short(kernel):
         return reason

@@ -23,6 +23,7 @@ EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # w
 EMULATE = ("off", *EMULATED_DEVICES)
 COMPILE_MISSING = ("auto", "never")
 PARTIAL_SUMS = ("result", "float32")
+DETERMINISTIC = ("run", "batch")
 
 
 class FallbackWarning(UserWarning):
@@ -40,6 +41,7 @@ class Config:
     `emulate`: the target whose kernels run in the emulator on platforms other than CUDA, or "off". `compile_missing`:
     "auto" compiles a kernel that is asked for and missing, where CuTeDSL is installed; "never" leaves it to XLA.
     `partial_sums`: the dtype in which devices add their parts of a product whose k is sharded, the result's or float32.
+    `deterministic`: what a row's bits do not depend on: which "run" it is, or the "batch" that it is computed in, too.
     """
 
     on_fallback: str = "warn"
@@ -47,6 +49,7 @@ class Config:
     emulate: str = "off"
     compile_missing: str = "auto"
     partial_sums: str = "result"
+    deterministic: str = "run"
 
     def __post_init__(self) -> None:
         if self.on_fallback not in POLICIES:
@@ -61,6 +64,9 @@ class Config:
         if self.partial_sums not in PARTIAL_SUMS:
             rule = f"`partial_sums` requires one of {', '.join(PARTIAL_SUMS)}"
             raise ValueError(f"{rule}, got {self.partial_sums!r}")
+        if self.deterministic not in DETERMINISTIC:
+            rule = f"`deterministic` requires one of {', '.join(DETERMINISTIC)}"
+            raise ValueError(f"{rule}, got {self.deterministic!r}")
         legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
         if self.is_emulated and self.planned_device not in legal:
             names = ", ".join(legal)
@@ -69,6 +75,16 @@ class Config:
     @property
     def is_emulated(self) -> bool:
         return self.emulate != "off"
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        return self.deterministic == "batch"
+
+    def why_aloud(self, reason: str) -> str:
+        """Why XLA computes a product, and what that breaks."""
+        if not self.is_batch_invariant:
+            return reason
+        return f'{reason}; XLA\'s sums depend on the batch, so `deterministic="batch"` does not hold here'
 
     @property
     def planned_device(self) -> str | None:
@@ -93,9 +109,10 @@ def resolve(
     emulate: str | None = None,
     compile_missing: str | None = None,
     partial_sums: str | None = None,
+    deterministic: str | None = None,
 ) -> Config:
     """An argument that is None takes its default from `current`."""
-    default, given = current(), (on_fallback, device, emulate, compile_missing, partial_sums)
+    default, given = current(), (on_fallback, device, emulate, compile_missing, partial_sums, deterministic)
     if all(value is None for value in given):
         return default
     defaults = (getattr(default, field.name) for field in dataclasses.fields(Config))
@@ -110,6 +127,7 @@ def config(
     emulate: str | None = None,
     compile_missing: str | None = None,
     partial_sums: str | None = None,
+    deterministic: str | None = None,
 ) -> Iterator[Config]:
     """Defaults for the calls made inside the block, by this thread; a `jax.jit` traces anew for other defaults.
 
@@ -123,10 +141,13 @@ def config(
       partial_sums: "result": where k is sharded over devices of a mesh that XLA partitions, and in
         `matmul_reduce_scatter`, they add their parts in the result's dtype, as XLA does it; "float32": in float32,
         twice the bytes for a result of two; None keeps what holds outside.
+      deterministic: "run": the same call has the same bits every time; "batch": a row's bits depend neither on how many
+        rows or matrices are computed with it nor on how a mesh divides them (batch invariance, `docs/numerics.md`), for
+        which kernels that split k are left out; None keeps what holds outside.
 
     Example: `with jax_bwgemm.config(on_fallback="error"): y = jax_bwgemm.matmul(x, w)`
     """
-    with _override(resolve(on_fallback, device, emulate, compile_missing, partial_sums)):
+    with _override(resolve(on_fallback, device, emulate, compile_missing, partial_sums, deterministic)):
         yield current()
 
 

@@ -27,10 +27,12 @@ class Decision:
     reason: str | None = None
 
 
-def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False) -> Decision:
+def decide(
+    problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False, batch_invariant: bool = False
+) -> Decision:
     """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
 
-    ValueError if `tile` cannot compute `problem`.
+    ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant`.
     """
     arch = target_arch(device)
     if isinstance(arch, str):
@@ -38,11 +40,12 @@ def decide(problem: Problem, device: str | None, tile: Tile | None, is_emulated:
     if reason := why_not_asked(problem):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    chosen = plan(problem, arch, tile, missing, record=measurements(problem, arch))
+    known = measurements(problem, arch)
+    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant)
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)
-    entry = artifacts.find(chosen.variant, artifacts.PTX if is_emulated else artifacts.CUBIN)
+    entry = artifacts.ready(chosen.variant, artifacts.PTX if is_emulated else artifacts.CUBIN)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
 
 
@@ -61,7 +64,7 @@ def why_not_launched(is_emulated: bool) -> str | None:
 def register(is_emulated: bool) -> None:
     """Before a kernel is launched from here: XLA knows the handler, and that where cubins are."""
     if _cuda_devices() and not is_emulated:
-        ffi.register(artifacts.artifact_dirs())
+        ffi.register(artifacts.launch_dirs())
 
 
 def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
@@ -70,7 +73,7 @@ def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
     decisions = []
     for candidate in modelled.candidates:
         own = plan(problem, arch, missing=_missing, among=(candidate,)) if candidate.reason is None else None
-        entry = artifacts.find(own.variant) if own and own.variant else None
+        entry = artifacts.ready(own.variant) if own and own.variant else None
         if isinstance(entry, Entry):
             decisions.append(Decision(own, entry))
     return modelled, decisions
@@ -99,7 +102,7 @@ def find_repack(
     repack = Repack(arch.target, kind, element_bytes)
     if repack.why_not(out_shape):
         return None
-    entry = artifacts.find(repack, artifacts.PTX if is_emulated else artifacts.CUBIN)
+    entry = artifacts.ready(repack, artifacts.PTX if is_emulated else artifacts.CUBIN)
     return None if isinstance(entry, str) else entry
 
 
@@ -130,7 +133,7 @@ def _missing(variant: Variant) -> str | None:
 
 
 def _missing_ptx(variant: Variant) -> str | None:
-    found = artifacts.find_ptx(variant)
+    found = artifacts.find(variant, artifacts.PTX)
     return found if isinstance(found, str) else None
 
 

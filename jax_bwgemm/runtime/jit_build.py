@@ -18,11 +18,11 @@ from jax_bwgemm import _files, _processes
 from jax_bwgemm._files import FileError
 from jax_bwgemm._version import __version__
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.runtime.artifacts import CUBIN, PTX, Entry, add_dir, find_in
+from jax_bwgemm.runtime.artifacts import COMPILER, CUBIN, PTX, Entry, add_dir, find_in
 
 TIMEOUT_S = 600.0
 COMMAND = "python -m jax_bwgemm build"
-REMEDY = "pip install 'jax_bwgemm[build]' to have missing kernels compiled"
+REMEDY = f"pip install {COMPILER} to have missing kernels compiled"
 Builder = Callable[[Variant, Path], str | None]
 
 _lock = threading.Lock()

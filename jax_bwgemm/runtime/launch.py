@@ -56,7 +56,8 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "target": entry.variant.target,
         "cubin_sha256": entry.cubin_sha256,
         "cta_m": tile.cta_m,
-        "mma_n": tile.out_n,  # what tiles are counted by
+        "mma_n": tile.mma_n,
+        "out_n": tile.out_n,
         "cluster_m": tile.cluster_m,
         "cluster_n": tile.cluster_n,
         "cluster_k": tile.cluster_k,

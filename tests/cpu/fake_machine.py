@@ -39,7 +39,7 @@ class Launch(ctypes.Structure):
         ("param_bytes", ctypes.c_int32),
         ("stream", ctypes.c_uint64),
         ("function", ctypes.c_uint64),
-        ("params", ctypes.c_ubyte * 1024),
+        ("params", ctypes.c_ubyte * 4096),
     ]
 
 

@@ -146,7 +146,7 @@ def test_plots_without_matplotlib_are_one_sentence(tmp_path: Path) -> None:
     command = ["bench", "--render", str(tmp_path / "h200.json"), "--plots", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.endswith("which is not installed: pip install 'jax_bwgemm[plot]'\n")
+    assert done.stderr.endswith("which is not installed: pip install matplotlib\n")
     assert done.stderr.count("\n") == 1
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
+import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jax_bwgemm.cli import doctor
 from jax_bwgemm.cli.main import main
-from jax_bwgemm.runtime import artifacts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -53,7 +50,9 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
     ("command", "sentence"),
     [
         ("explain 0 1 1", "`m` requires at least 1, got 0"),
-        ("explain 1 1", "`k` requires at least 1, got None"),
+        ("explain 4096 4096", "`explain` requires m, n and k, got 4096 4096: give k, too"),
+        ("explain", "`explain` requires m, n and k, got none: give m, n, k, too"),
+        ("explain 1 1 1 --batch 0", "`batch` requires at least 1, got 0"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("build --arch sm_80", "`target` requires one of sm_90a, sm_100a, sm_103a, got 'sm_80'"),
         ("build --arch ,", "`--arch` requires at least one of"),
@@ -84,87 +83,117 @@ def test_a_build_with_nothing_to_do_does_not_import_the_compiler() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_doctor_on_a_machine_with_nothing(tmp_path: Path) -> None:
-    nowhere = {"JAX_BWGEMM_ARTIFACTS": str(tmp_path), "JAX_BWGEMM_LIBRARY": str(tmp_path / "none.so")}
-    environment = os.environ | nowhere | {"PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "jax_bwgemm", "doctor"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == ""
-    assert "[bad ] library: jax_bwgemm requires libjax_bwgemm_ffi.so" in done.stdout
-    assert "run `python -m jax_bwgemm build`" in done.stdout
-    assert "XLA's own dot" in done.stdout.splitlines()[-1]
+def test_explain_as_json(capsys: pytest.CaptureFixture[str], artifacts_dir: Path) -> None:
+    assert main(["explain", "8192", "8192", "8192", "--device", "b200", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernel"].startswith("sm_100a_bf16_bf16_bf16_knn_") and found["device"] == "b200"
+    assert found["problem"].startswith("8192x8192x8192 bfloat16") and found["flops"] == 2 * 8192**3
+    (chosen,) = (c for c in found["candidates"] if c["chosen"])
+    assert chosen["tile"] in found["kernel"] and chosen["predicted_us"] > 0 and chosen["reason"] is None
+    assert found["plan"]["source"] == "model" and found["plan"]["raster_order"] in ("groups", "snake")
+    assert main(["explain", "512", "512", "512", "--dtype", "s8", "--json"]) == 0
+    xlas = json.loads(capsys.readouterr().out)
+    assert xlas["kernel"] is None and "requires int32" in xlas["reason"] and "plan" not in xlas
 
 
-class FakeDriver:
-    def __init__(self, version: int, code: int = 0) -> None:
-        self.version, self.code = version, code
+FUNCTION = """
+import jax, jax.numpy as jnp, jax_bwgemm
+X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+N = jax.ShapeDtypeStruct((4096, 4096), jnp.int32)
+made = lambda: (lambda x, n: (jax_bwgemm.matmul(jax_bwgemm.matmul(x, x), x), jax_bwgemm.matmul(n, n)), X, N)
+none = lambda: (lambda x: x + 1, X)
+wrong = lambda: (X, X)
+number = 3
+"""
 
-    def cuDriverGetVersion(self, pointer: Any) -> int:
-        pointer._obj.value = self.version
-        return self.code
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifacts_dir: Path) -> None:
+    (tmp_path / "step_of_mine.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "step_of_mine", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("driver", "state", "text"),
-    [
-        (FakeDriver(13000), "ok", "CUDA 13.0"),
-        (FakeDriver(12080), "ok", "CUDA 12.8"),
-        (FakeDriver(11080), "bad", "requires CUDA 12.0, got 11.8: update the driver"),
-        (FakeDriver(0, code=3), "bad", "cuDriverGetVersion requires 0, got 3"),
-    ],
+@pytest.mark.usefixtures("function")
+def test_explain_takes_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--function", "step_of_mine:made", "--device", "h200"]) == 0
+    assert capsys.readouterr().out.startswith("products: 3, 2 of them by our kernels, predicted to take ")
+    assert main(["explain", "--function", "step_of_mine:made", "--device", "h200", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [bool(product["kernel"]) for product in found["products"]].count(True) == 2
+    assert found["us"] == sum(product["us"] for product in found["products"]) > 0
+    for name, rest in (("wrong", "which returns"), ("number", ""), ("nothing", ""), ("", "")):
+        assert main(["explain", "--function", f"step_of_mine:{name}"]) == 2
+        error = capsys.readouterr().err
+        assert "requires MODULE:NAME, a callable without arguments that returns (f, *args)" in error and rest in error
+    assert main(["explain", "--function", "step_of_nobody:made"]) == 2
+    assert "No module named 'step_of_nobody'" in capsys.readouterr().err
+    assert main(["explain", "5", "--function", "step_of_mine:made"]) == 2
+    assert "`--function` requires no sizes beside it, got 5" in capsys.readouterr().err
+
+
+PLOTTED = (
+    "4096 4096 4096",
+    "5000 5000 5000 --tile 128x256x64_cta1_cluster2x1_streamk",
+    "4096 4096 4096 --batch 3 --device b200",
+    "1 28672 4096",  # swapped
+    "40000 60000 4096",
 )
-def test_doctor_reads_the_driver(driver: FakeDriver, state: str, text: str) -> None:
-    load: Callable[[str], ctypes.CDLL] = lambda name: driver  # type: ignore[assignment,return-value]  # noqa: E731
-    assert doctor.driver_status(load) == ("driver", state, text)
 
 
-def test_doctor_without_a_driver() -> None:
-    def load(name: str) -> ctypes.CDLL:
-        raise OSError(f"{name}: no such file")
-
-    assert doctor.driver_status(load) == ("driver", "note", "none: libcuda.so.1: no such file")
-
-
-def test_doctor_reads_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0'\necho 'NVIDIA B200, 10.0'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor.list_gpus() == [("NVIDIA H200", "9.0"), ("NVIDIA B200", "10.0")]
-    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert doctor.list_gpus() == []
+@pytest.mark.parametrize("text", PLOTTED)
+def test_explain_draws_a_product(text, artifacts_dir, swapped_rows, tmp_path, capsys) -> None:
+    """The same picture every time: tiles, waves and order; its text names the kernel."""
+    for name in ("one.svg", "two.svg"):
+        assert main(["explain", *text.split(), "--plot", str(tmp_path / name)]) == 0
+    said = capsys.readouterr().out
+    runs = said.partition("\nruns ")[2].partition(",")[0]
+    picture = (tmp_path / "one.svg").read_text()
+    assert runs in picture and "clusters at work" in picture and "coloured by wave" in picture
+    assert ("divided along k" in picture) == ("are divided along k" in said)
+    assert picture == (tmp_path / "two.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("gpus", "state", "text"),
-    [
-        ([("NVIDIA H200", "9.0")], "ok", "our kernels for sm_90a, planned as h200"),
-        ([("NVIDIA B300", "10.3")], "ok", "our kernels for sm_103a, planned as b300"),
-        ([("NVIDIA A100", "8.0")], "note", "XLA's own dot, because a device requires compute capability"),
-        ([], "note", "there is no GPU here"),
-    ],
-)
-def test_doctor_says_what_would_run(gpus: list[tuple[str, str]], state: str, text: str) -> None:
-    what, found, sentence = doctor.verdict(gpus, [("library", "ok", "")])
-    assert (what, found) == ("runs", state) and text in sentence
-    assert doctor.verdict([("NVIDIA H200", "9.0")], [("library", "bad", "")])[1:] == (
-        "bad",
-        "XLA's own dot, until this is mended: library",
-    )
+def test_the_waves_that_are_drawn(artifacts_dir, monkeypatch, tmp_path, capsys) -> None:
+    """5000x5000 is 20x20 cluster tiles of 256x256 on 66 clusters: the last 70 are shared, the others 5 whole waves."""
+    from matplotlib.axes import Axes
+
+    drawn: list[Any] = []
+    bar, imshow = Axes.bar, Axes.imshow
+    monkeypatch.setattr(Axes, "bar", lambda self, x, height, **o: (drawn.append(height), bar(self, x, height, **o))[1])
+    monkeypatch.setattr(Axes, "imshow", lambda self, x, **o: (drawn.append(x), imshow(self, x, **o))[1])
+    assert main(["explain", *PLOTTED[1].split(), "--plot", str(tmp_path / "x.png")]) == 0
+    tiles, whole, shared = drawn
+    assert tiles.shape == (20, 20) and whole.tolist() == [66] * 5 and shared == 66
+    assert np.unique(tiles, return_counts=True)[1].tolist() == [66] * 5 + [70]
+    assert tiles[:8, :8].max() == 0  # a wave is a block of the result
 
 
-def test_doctor_reports_a_damaged_cubin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-    artifacts.write_manifest(tmp_path, [], "1.2.3")
-    assert doctor.artifact_status() == [("cubins", "ok", f"no cubins in {tmp_path}, hashes right")]
-    monkeypatch.setattr(artifacts, "verify", lambda directory: ["x.cubin requires sha256 1, got 2"])
-    assert doctor.artifact_status() == [("cubins", "bad", "x.cubin requires sha256 1, got 2")]
+def test_what_cannot_be_drawn(artifacts_dir, tmp_path, capsys, monkeypatch) -> None:
+    for text, sentence in (
+        ("512 512 512 --dtype s8 --plot x.png", "requires a product that a kernel computes, got XLA's: the result of"),
+        ("512 512 512 --plot x.gif", "`--plot` requires a file that ends with one of .pdf, .png, .svg, got 'x.gif'"),
+        ("600000 600000 64 --plot x.png", "`--plot` requires at most 4194304 cluster tiles, got 10988672"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert main(["explain", *text.split()]) == 2
+        assert sentence in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error_message() -> None:
-    command = [sys.executable, "-u", "-m", "jax_bwgemm", "explain", "4096", "4096", "4096", "--device", "h200"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
-        assert done.stdout is not None and done.stderr is not None
-        done.stdout.close()
-        assert done.stderr.read() == b""
-    assert done.returncode == 1
+@pytest.mark.usefixtures("function")
+def test_explain_draws_a_function(tmp_path, capsys) -> None:
+    assert main(["explain", "--function", "step_of_mine:made", "--plot", str(tmp_path / "x.svg")]) == 0
+    picture = (tmp_path / "x.svg").read_text()
+    assert picture.count("sm_90a_bf16") == 2 and "XLA&#x27;s, because" in picture.replace("'", "&#x27;")
+    assert "3 products, predicted to take" in picture
+    assert main(["explain", "--function", "step_of_mine:none", "--plot", str(tmp_path / "x.svg")]) == 2
+    assert "`--plot` requires a function with products, got none" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_plot_says_what_is_missing() -> None:
+    blocked = "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'rich'))\n"
+    code = blocked + "from jax_bwgemm.cli.main import main; sys.exit(main('explain 9 9 9 --plot x.png'.split()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and not (ROOT / "x.png").exists()
+    assert done.stderr.endswith("plots require matplotlib, which is not installed: pip install matplotlib\n")

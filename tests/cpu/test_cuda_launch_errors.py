@@ -42,6 +42,16 @@ def test_a_driver_that_is_too_old(machine: Machine) -> None:
     assert "requires support of CUDA 12.0 or newer, got CUDA 11.8: install" in sentence
 
 
+def test_a_driver_that_failed_to_load_is_tried_again(machine: Machine) -> None:
+    _, _, call = machine.create(ffi_cases.request())
+    machine.driver.fake_fail(b"cuDriverGetVersion", 100)
+    code, sentence = machine.initialize(call, ffi_cases.request())
+    assert code == FAILED_PRECONDITION
+    assert "requires a version, got CUDA_ERROR_FAKE of cuDriverGetVersion: install" in sentence
+    machine.driver.fake_fail(b"cuDriverGetVersion", 0)
+    assert machine.initialize(call, ffi_cases.request()) == (OK, "")
+
+
 @pytest.mark.parametrize("symbol", ["cuLibraryLoadData", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"])
 def test_a_driver_that_lacks_a_symbol(machine: Machine, symbol: str) -> None:
     machine.driver.fake_hide(symbol.encode())

@@ -8,10 +8,13 @@ import functools
 import importlib.util
 import pwd
 import re
+import shlex
 import stat
 import subprocess
 import sys
 import threading
+import tomllib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +29,12 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime import artifacts, decision, jit_build
-from jax_bwgemm.runtime.artifacts import Manifest, verify
+from jax_bwgemm.runtime.artifacts import COMPILER, Manifest, verify
 from jax_bwgemm.runtime.attempts import Asked, choose
 
 VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 PROBLEM = Problem(512, 1024, 256)
+ROOT = Path(__file__).parents[2]
 HAS_DSL = importlib.util.find_spec("cutlass") is not None
 
 
@@ -254,10 +258,7 @@ def real_cache_dir(monkeypatch, tmp_path):
 def test_without_the_compiler_there_is_a_remedy(real_cache_dir, monkeypatch):
     monkeypatch.setattr(jit_build.importlib.util, "find_spec", lambda name: None)
     reason = jit_build.build(VARIANT)
-    assert (
-        reason
-        == "compiling it requires CuTeDSL, got none; pip install 'jax_bwgemm[build]' to have missing kernels compiled"
-    )
+    assert reason == f"compiling it requires CuTeDSL, got none; pip install {COMPILER} to have missing kernels compiled"
 
 
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
@@ -336,3 +337,9 @@ def test_the_compiler_is_not_imported_here():
         f"jit_build.cache_dir({VARIANT!r}); sys.exit('cutlass' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_remedy_names_what_an_index_has():
+    """Our own package may come as a file: its extra `build` would be looked for in vain."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(shlex.split(COMPILER)) == set(extras["build"]) - {"rich"}  # which draws

@@ -63,12 +63,16 @@ def test_arrival_counts() -> None:
     assert pipelines.hopper_empty_arrivals(Tile(128, 256)) == 8  # two warpgroups of four warps
     assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=2)) == 16
     assert pipelines.hopper_empty_arrivals(Tile(64, 128)) == 4
+    assert pipelines.hopper_empty_arrivals(Tile(192, 96)) == 12  # three warpgroups of four warps
+    assert pipelines.hopper_empty_arrivals(Tile(192, 96, cluster_m=2)) == 24
+    assert pipelines.hopper_empty_arrivals(Tile(256, 192)) == 8
     assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=4)) == 32  # eight warps of each of four CTAs
     assert pipelines.hopper_empty_arrivals(Tile(128, 256, cluster_m=2, cluster_n=2)) == 24  # not the one across
     assert pipelines.acc_empty_arrivals(Tile(128, 256)) == 4
     assert pipelines.acc_empty_arrivals(Tile(256, 256, cta_group=2, cluster_m=2)) == 8
     assert pipelines.blackwell_empty_arrivals(SPLIT) == 1  # the other parts of k have stages of their own
     assert pipelines.split_arrivals(SPLIT, 4) == 16  # four warps of four CTAs
+    assert pipelines.split_arrivals(Tile(192, 32, cluster_k=2), 12) == 24
     assert pipelines.split_arrivals(Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4), 4) == 16  # no peer's warps
 
 
@@ -98,6 +102,7 @@ def test_a_residuals_counts() -> None:
         (Tile(64, 128), "bfloat16", 4, 4, 8),
         (Tile(128, 192), "float32", 12, 6, 4),  # half of them: 8 do not divide 12
         (Tile(128, 96), "bfloat16", 3, 3, 7),
+        (Tile(192, 128), "bfloat16", 4, 4, 4),  # 4 * 40 KiB beside three warpgroups' 4 boxes of 4 KiB each
         (Tile(128, 16), "bfloat16", 1, 1, 12),
     ],
     ids=str,
@@ -129,6 +134,10 @@ def test_full_bytes() -> None:
     [
         (Tile(128, 256), H200, 4, 1024 + 4 * 49152 + 32768),
         (Tile(256, 128), H200, 4, 1024 + 4 * 49152 + 32768),
+        (Tile(256, 192), H200, 3, 1024 + 3 * 57344 + 32768),
+        (Tile(192, 128), H200, 4, 1024 + 4 * 40960 + 49152),
+        (Tile(192, 192), H200, 3, 1024 + 3 * 49152 + 49152),  # three warpgroups' store buffers
+        (Tile(192, 176), H200, 4, 1024 + 4 * 47104 + 24576),  # 352 bytes of columns: boxes of 32
         (Tile(128, 128), H200, 6, 1024 + 6 * 32768 + 32768),
         (Tile(64, 128), H200, 8, 1024 + 8 * 24576 + 16384),
         (Tile(64, 256, pingpong=True), H200, 4, 1024 + 4 * 40960 + 32768),  # two warpgroups' store buffers, one's A
@@ -169,6 +178,8 @@ def test_tmem_columns() -> None:
         (Tile(128, 256), "sm_90a", 2, 64, 32),
         (Tile(64, 256), "sm_90a", 1, 64, 32),
         (Tile(128, 144), "sm_90a", 2, 64, 16),
+        (Tile(192, 192), "sm_90a", 3, 64, 32),
+        (Tile(256, 192), "sm_90a", 2, 64, 32),
     ],
     ids=str,
 )
@@ -216,6 +227,8 @@ def test_segments_of_rows(tile: Tile, target: str, out_dtype: str, box: tuple[in
         (DUAL, "a", "k", (64, 128)),  # one box for each MMA tile
         (Tile(128, 32), "b", "n", (32, 64)),  # a swizzle span of 64 bytes
         (Tile(128, 144), "b", "n", (16, 64)),
+        (Tile(192, 96, cluster_n=2), "a", "m", (64, 32)),
+        (Tile(192, 96, cluster_n=2), "a", "k", (64, 96)),
     ],
 )
 def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) -> None:
@@ -225,6 +238,7 @@ def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) 
 def test_load_boxes_of_other_dtypes() -> None:
     assert tiles.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
     assert tiles.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
+    assert tiles.load_box(Tile(192, 96, 128), "a", "m", "int8") == (64, 128)  # 192 is no multiple of 128
     assert tiles.swizzle_atom_bytes("float32", "n", "sm_100a") == 32
     others = [("float32", "m", "sm_90a")]
     others += [(*x, "sm_100a") for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))]
@@ -253,6 +267,10 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
         (Tile(256, 128), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "bfloat16", "tma", "sm_90a", True),
         (Tile(64, 256), "int32", "tma", "sm_90a", False),
+        (Tile(192, 144), "bfloat16", "tma", "sm_90a", True),  # 72 and 36 of a third warpgroup's fewer registers
+        (Tile(192, 160), "bfloat16", "tma", "sm_90a", False),  # 80 and 40
+        (Tile(192, 96), "float32", "tma", "sm_90a", True),
+        (Tile(256, 192), "bfloat16", "tma", "sm_90a", False),  # 192 and 96
         (Tile(128, 256, stream_k=True), "bfloat16", "tma", "sm_90a", True),
         (Tile(128, 128), "bfloat16", "threads", "sm_90a", False),
         (Tile(128, 128, pingpong=True), "bfloat16", "tma", "sm_90a", False),

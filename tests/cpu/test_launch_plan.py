@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax_bwgemm.facts.problem import DTYPE_BYTES
 from jax_bwgemm.planner.order import L2_HINTS
 from jax_bwgemm.runtime import ffi
+from tests.fuzz import fuzz, rounds
 
 pytestmark = pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
 
@@ -194,7 +195,8 @@ def test_sixty_four_bit_strides() -> None:
     assert list(a.stride_bytes) == [200_000, 20_000_000_000]
 
 
-@settings(max_examples=300, deadline=None)
+@fuzz
+@settings(max_examples=rounds(300), deadline=None)
 @given(
     sizes=st.tuples(*[st.integers(1, 1500)] * 3),
     batch=st.integers(1, 5),
@@ -238,8 +240,8 @@ def test_against_independent_formulas(
     ordered = tuple(kind for kind in kinds if kind in taken)
     request = ffi_cases.request(
         m, n, k, batch, batches[0], batches[1], majors, dtypes, "bias" in taken, ordered, majors[2],
-        "threads" if by_threads else "tma", has_residual, cta_m=tile[0], mma_n=tile[1], cluster_m=cluster[0],
-        cluster_n=cluster[1], cluster_k=cluster[2],
+        "threads" if by_threads else "tma", has_residual, cta_m=tile[0], mma_n=tile[1], out_n=tile[1],
+        cluster_m=cluster[0], cluster_n=cluster[1], cluster_k=cluster[2],
     )  # fmt: skip
     request.max_active_clusters = max_clusters
     shapes = [ffi_cases.a_shape(batches[0], m, k, majors[0]), ffi_cases.b_shape(batches[1], n, k, majors[1])]

@@ -24,6 +24,7 @@ from jax_bwgemm.planner.plan import Plan, candidates, plan
 from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.launch import request
+from tests.fuzz import fuzz, rounds
 
 pytestmark = fake_machine.needs
 NEAR = st.builds(lambda exponent, more: max(1, 2**exponent + more), st.integers(0, 31), st.integers(-300, 300))
@@ -77,7 +78,8 @@ def launch(found: Plan) -> ffi.LaunchPlan:
     return ffi.launch_plan(made.attributes, operands, results, concurrent_clusters(found.tile, found.arch))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@fuzz
+@settings(max_examples=rounds(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())))
 def test_what_the_planner_accepts_is_launched(problem: Problem, arch: Arch) -> None:
     """Every candidate that is legal, not only the one that would be chosen."""
@@ -114,7 +116,8 @@ TILES = st.builds(
 )
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@fuzz
+@settings(max_examples=rounds(2000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())), tile=TILES)
 def test_so_is_any_tile_of_the_users(problem: Problem, arch: Arch, tile: Tile) -> None:
     tile = dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype))

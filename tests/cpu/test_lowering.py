@@ -43,6 +43,7 @@ def test_attributes(artifacts_dir):
         "cubin_sha256": entry.cubin_sha256,
         "cta_m": "128 : i32",
         "mma_n": "256 : i32",
+        "out_n": "256 : i32",
         "cluster_m": "2 : i32",
         "cluster_n": "1 : i32",
         "cluster_k": "1 : i32",

@@ -25,6 +25,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.measured import Record, Table, Time
+from tests.fuzz import SEED, fuzz, rounds
 
 PROBLEM = Problem(64, 128, 256)
 FAST = Time("128x256x64_cta1_cluster2x1", False, 10.0, "aaaaaaaaaaaa")
@@ -291,11 +292,12 @@ def test_a_table_that_never_ends_is_a_warning(user_dir: Path) -> None:
         assert list(measured.found("b200", PROBLEM)) == []
 
 
+@fuzz
 def test_no_damage_of_a_table_is_a_crash(tmp_path: Path) -> None:
-    path, rng, refused = tmp_path / "t.json", random.Random(0), 0
+    path, rng, refused = tmp_path / "t.json", random.Random(SEED), 0
     measured.save(table(record(FAST, SWAPPED), record(SLOW, problem=Problem(1, 2, 3))), path)
     content = path.read_bytes()
-    for _ in range(1500):
+    for _ in range(rounds(1500)):
         path.write_bytes(mutant(content, rng))
         try:
             found = measured.load(path)
@@ -304,7 +306,7 @@ def test_no_damage_of_a_table_is_a_crash(tmp_path: Path) -> None:
             assert "remove the file, or measure again" in str(error)
             continue
         assert all(0 < time.us < math.inf for record in found.records.values() for time in record.times)
-    assert refused > 750
+    assert refused > rounds(750)
 
 
 def test_shipped_tables_can_be_used() -> None:

@@ -29,6 +29,7 @@ from jax_bwgemm.ops import lowering, partition
 from jax_bwgemm.ops.partition import divide
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime.attempts import Attempt
+from tests.fuzz import fuzz, rounds
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 H200 = {"device": "h200", "on_fallback": "ignore"}
@@ -133,6 +134,18 @@ def test_collectives_are_jnps(name: str) -> None:
     assert found == want == their_collectives
     assert shapes_of(got) == shapes_of(theirs)
     jax.tree.map(np.testing.assert_array_equal, got, theirs)
+
+
+def test_a_batch_invariant_sum_is_of_gathered_operands() -> None:
+    """Of no partial products, whose number is the devices'."""
+    mesh = mesh_of(AxisType.Auto)
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip(arrays((64, 128), (128, 96)), (P(None, "x"), P("x")), strict=True)
+    ]
+    out, found = compiled(lambda a, b: ours(a, b, deterministic="batch"), placed)
+    assert set(found) == {"all-gather"}
+    np.testing.assert_array_equal(out, np.asarray(placed[0], np.float32) @ np.asarray(placed[1], np.float32))
 
 
 def test_a_gradient_of_two_sharded_sums_is_one_reduction() -> None:
@@ -364,8 +377,9 @@ def placements(draw: Any) -> tuple[Contraction, dict[str, int], list[dict[str, A
     return contraction, sizes, [placement(contraction.a), placement(contraction.b)], placement(contraction.out)
 
 
+@fuzz
 @given(placements())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(300))
 def test_a_division_is_one(case: Any) -> None:
     """No axis divides two modes of one array; sums are over axes that no result has, but a scattered one; and what is
     summed is divided evenly."""

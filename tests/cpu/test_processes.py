@@ -156,17 +156,26 @@ def test_a_build_that_is_ended_ends_all_of_it(tmp_path, end):
     """And leaves a manifest of what is done, if it may."""
     only = "sm_90a_bf16_bf16_bf16_knn_*_identity"
     command = [sys.executable, "-m", "jax_bwgemm", "build", "--only", only, "--jobs", "1", "--out", str(tmp_path)]
-    settings = {"cwd": ROOT, "start_new_session": True, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, preexec_fn=_heeds_interrupts, **settings) as build:
+    settings = {"cwd": ROOT, "start_new_session": True, "preexec_fn": _heeds_interrupts}
+    with (
+        (tmp_path.parent / f"{tmp_path.name}.stderr").open("w+b") as said,
+        subprocess.Popen(command, stderr=said, **settings) as build,
+    ):
         until(lambda: len(session_of(build.pid)) > 1)
         time.sleep(2.0)  # it compiles
-        build.send_signal(end)
+        if end == signal.SIGINT:
+            os.killpg(build.pid, end)  # as a terminal's Ctrl-C
+        else:
+            build.send_signal(end)
         code = build.wait(PATIENCE_S)
+        said.seek(0)
+        if end != signal.SIGKILL:
+            assert said.read() == (b"jax_bwgemm build: interrupted\n" if end == signal.SIGINT else b"")
     until(lambda: not session_of(build.pid))
     if end == signal.SIGKILL:
         assert not (tmp_path / "manifest.json").exists()
         return
-    assert code == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[end]
+    assert code == {signal.SIGTERM: 143, signal.SIGINT: 130}[end]
     names = set(Manifest.load(tmp_path).entries)
     assert verify(tmp_path) == []
     assert {path.name.partition(".")[0] for path in tmp_path.glob("sm_*")} == names

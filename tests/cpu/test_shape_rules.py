@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jax_bwgemm
 from jax_bwgemm.ops.shape_rules import matmul_shape, result_dtype
+from tests.fuzz import fuzz, rounds
 
 BF16 = jnp.bfloat16
 X = jnp.ones((4, 8), BF16)
@@ -34,8 +35,9 @@ def shape_pairs(draw):
     return a, b
 
 
+@fuzz
 @given(shape_pairs())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=rounds(200))
 def test_shapes_are_numpys(shapes):
     a, b = shapes
     try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.planner.views import View, Way, view
+from tests.fuzz import fuzz, rounds
 
 
 def contraction(text: str) -> Contraction:
@@ -136,8 +137,9 @@ def arranged(x: np.ndarray, modes: str, way: Way, source: str | None, sizes: dic
     return np.broadcast_to(x, [sizes[mode] for mode in way.order]).reshape(way.shape)
 
 
+@fuzz
 @given(contractions())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=rounds(400))
 def test_a_view_computes_the_contraction(case: Any) -> None:
     """Each way of either operand, as rows and columns; the result by its modes."""
     own, sizes, sources = case

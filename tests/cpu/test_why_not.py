@@ -96,7 +96,7 @@ def test_legal(tile, problem, arch):
             Tile(96, 256),
             PROBLEM,
             H200,
-            "`mma_m` requires one of (64, 128, 256) on sm_90a, got 96",
+            "`mma_m` requires one of (64, 128, 192, 256) on sm_90a, got 96",
         ),
         (
             Tile(128, 100),
@@ -127,6 +127,38 @@ def test_legal(tile, problem, arch):
             PROBLEM,
             H200,
             "`mma_m` requires one of (64, 128) on sm_90a, got 256",
+        ),
+        (
+            Tile(192, 208),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 80 registers a thread, got 104 for 192x208",
+        ),
+        (
+            Tile(192, 96, pingpong=True),
+            PROBLEM,
+            H200,
+            "`mma_m` requires one of (64, 128) on sm_90a, got 192",
+        ),
+        (
+            Tile(256, 192, stream_k=True),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread (192 in a kernel that only multiplies), "
+            "got 192 for 256x192",
+        ),
+        (
+            Tile(256, 176),
+            changed(n=4095),
+            H200,
+            "an accumulator requires at most 128 registers a thread (192 in a kernel that only multiplies), "
+            "got 176 for 256x176",
+        ),
+        (
+            Tile(256, 208),
+            PROBLEM,
+            H200,
+            "an accumulator requires at most 128 registers a thread, got 208 for 256x208",
         ),
         (
             Tile(128, 128, num_accs=2),

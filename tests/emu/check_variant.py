@@ -42,7 +42,7 @@ def run_case(
     residual = case.residual(seed)
     out, counters = run_matmul(
         module, facts, a, b, case.alpha, bias, residual, max_clusters, 2, seed % 2, schedule,
-        raster_order=seed // 2 % 2, strict_tmem_wait=True,
+        raster_order=seed // 2 % 2,
     )  # fmt: skip
     check_case(out, case.reference(a, b, bias, residual), case)
     return counters

@@ -40,7 +40,7 @@ def strides(rows: int, size: int, span: int, mn_major: bool, atom: int = 16) -> 
     """A legal (lbo, sbo, total bytes) for `rows` x 32 bytes of K."""
     k = 32 // size
     if span == 0:
-        cores_r, cores_k = (rows * size // 16, k // 8) if mn_major else (rows // 8, 2)
+        cores_r, cores_k = (-(-rows * size // 16), k // 8) if mn_major else (rows // 8, 2)
         if mn_major:
             return 128 * cores_r, 128, 128 * cores_r * max(cores_k, 1)
         return 128 * cores_r, 128, 128 * cores_r * cores_k

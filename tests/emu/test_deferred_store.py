@@ -53,9 +53,7 @@ def test_stages_and_boxes(of: Variant, k_tiles: int) -> None:
         case = case_of(of, rows, cols, 64 * k_tiles - 8 * seed, batch, batch)
         a, b, bias = case.inputs(k_tiles)
         results = [
-            run_matmul(
-                module, facts, a, b, case.alpha, bias, max_clusters=clusters, schedule=schedule, strict_tmem_wait=True
-            )
+            run_matmul(module, facts, a, b, case.alpha, bias, max_clusters=clusters, schedule=schedule)
             for clusters, schedule in zip((1, 2, None), Schedule.standard(k_tiles)[:: 1 + seed], strict=False)
         ]
         check_case(results[0][0], case.reference(a, b, bias), case)

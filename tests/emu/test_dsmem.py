@@ -67,6 +67,8 @@ def test_other_ways_to_say_so(parts: dict[str, str]) -> None:
         ({"WAIT0": PARTS["WAIT0"].replace(".parity", ".parity.relaxed.cluster"), "ACQUIRE": ""}, "race"),
         ({"WRITTEN": ""}, "deadlock"),
         ({"WAIT0": ""}, "race uninitialised-read"),
+        ({"REUSE": ""}, "missing-cluster-fence"),
+        ({"REUSE": "fence.acq_rel.cta;"}, "missing-cluster-fence"),
         ({"PUBLISH": ""}, "missing-proxy-fence"),
         ({"PUBLISH": "fence.proxy.async.shared::cta;"}, "missing-proxy-fence"),
         ({"PUBLISH": "fence.proxy.async.global;"}, "missing-proxy-fence"),

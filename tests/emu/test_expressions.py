@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, OPS, UP, Apply, Const, Epilogue, Input, Node, parse
 from jax_bwgemm.facts.problem import COARSE_DTYPES
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES
-from tests.expressions import evaluate
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
@@ -34,6 +34,7 @@ DSWIGLU = Epilogue(
 def run_expression(
     target: str, tile: Tile, epilogue: Epilogue, dtype: str = BF16, out: str = BF16, majors: str = "kkn",
     store: str = "tma", shape: tuple[int, int, int] = (136, 144, 96), seed: int = 0, schedule: int = 0,
+    stream: tuple[int, int] = (0, 1),
 ) -> None:  # fmt: skip
     """Every element of every result within a few roundings of its own terms."""
     a_major, b_major, c_major = majors
@@ -57,7 +58,7 @@ def run_expression(
     scalars = dict(epilogue.scalars)
     first, _ = run_matmul(
         module, facts, a, b, 1.0, None, None, 2, 2, 0, Schedule.standard(seed)[schedule], strict_tmem_wait=True,
-        others=others, scalars=scalars,
+        others=others, scalars=scalars, stream=stream,
     )  # fmt: skip
 
     def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -133,6 +134,14 @@ def test_a_gated_product(target: str, tile: Tile, majors: str) -> None:
 def test_a_gated_product_that_keeps_what_its_gradient_needs() -> None:
     gated = Epilogue(parse("mul(silu(acc), up)"), seconds=(("gate_sums", ACC), ("up_sums", UP)))
     run_expression("sm_90a", Tile(128, 128, gated=True), gated, dtype=F16, out=F16)
+
+
+@pytest.mark.parametrize("schedule", range(3))
+def test_a_gated_product_whose_tiles_are_shared(schedule: int) -> None:
+    """Each part has the sums of both b."""
+    gated = Epilogue(parse("mul(silu(acc), up)"), seconds=(("gate_sums", ACC), ("up_sums", UP)))
+    tile = Tile(64, 128, stream_k=True, gated=True)
+    run_expression("sm_90a", tile, gated, shape=(136, 144, 320), schedule=schedule, stream=(5, 2))
 
 
 def test_every_operation() -> None:

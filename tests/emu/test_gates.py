@@ -73,7 +73,7 @@ def test_every_element(of: Variant) -> None:
     exact = HALF_ULP[of.out_dtype] * np.abs(want) + SUBNORMAL[of.out_dtype]
     bound = exact + (1 + HALF_ULP[of.out_dtype]) * (gate_error(x, activation, of.out_dtype) + sum_error)
     for schedule in Schedule.standard(1)[::2]:
-        got, _ = run_matmul(*kernel(of), a, b, 1.0, bias, schedule=schedule, strict_tmem_wait=True)
+        got, _ = run_matmul(*kernel(of), a, b, 1.0, bias, schedule=schedule)
         wrong = ~(np.abs(got.astype(np.float64) - want) <= bound)
         assert not wrong.any(), [(x[i], got[i], want[i]) for i in map(tuple, np.argwhere(wrong)[:4])]
 
@@ -88,7 +88,7 @@ def test_the_largest_and_no_number(of: Variant) -> None:
     a, b = (x.astype(DTYPES[of.a_dtype]) for x in (a, b))
     largest = 448.0 if of.out_dtype == E4M3 else np.inf
     want = np.array([min(float(a[0, 0, 0]), largest), 0.0, largest, np.nan, np.nan, 0.0])
-    got, _ = run_matmul(*kernel(of), a, b, strict_tmem_wait=True)
+    got, _ = run_matmul(*kernel(of), a, b)
     np.testing.assert_array_equal(got[0].astype(np.float64), np.tile(want[:, None], 32))
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 from jax_bwgemm.kernels import pipelines  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.aot.compile import Compiled, compile_variant  # noqa: E402 - needs cutlass
 from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402 - needs cutlass
-from jax_bwgemm.kernels.sm90 import LOAD_REGISTERS, multiply_registers  # noqa: E402 - needs cutlass
+from jax_bwgemm.kernels.sm90 import load_registers, multiply_registers  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass
 
 BF16 = ("bfloat16", "bfloat16", "bfloat16")
@@ -104,18 +104,23 @@ def test_doctored(tile: Tile, pattern: str, rules: str) -> None:
     assert fault.value.rule in rules.split(), fault.value
 
 
-@pytest.mark.parametrize("of", [VARIANTS[0], VARIANTS[3], VARIANTS[8]], ids=lambda of: of.name)
+@pytest.mark.parametrize("of", [VARIANTS[0], VARIANTS[3], VARIANTS[8], variant(Tile(192, 192))], ids=lambda of: of.name)
 def test_registers(of: Variant) -> None:
     """What setmaxnreg asks for is what a launch gives the CTA, and the legal sum."""
     tile = of.tile
     found = read_cubin(kernel(of).cubin)
-    multiply = multiply_registers(tile.num_consumer_warpgroups)
-    total = 128 * (LOAD_REGISTERS + tile.num_consumer_warpgroups * multiply)
+    load, multiply = (ask(tile.num_consumer_warpgroups) for ask in (load_registers, multiply_registers))
+    total = 128 * (load + tile.num_consumer_warpgroups * multiply)
     assert total <= min(65536, found.registers * kernel(of).num_threads)
-    assert multiply % 8 == LOAD_REGISTERS % 8 == 0
+    assert multiply % 8 == load % 8 == 0
     assert multiply <= 240
     assert found.stack_bytes == 0
     assert f"setmaxnreg.inc.sync.aligned.u32 {multiply};" in re.sub(r"\s+", " ", kernel(of).ptx)
+
+
+def test_register_budgets() -> None:
+    """65536 for 128 threads of each warpgroup: 40 + 240 <= 512, 40 + 2 * 232 <= 512, 32 + 3 * 160 = 512."""
+    assert [(load_registers(w), multiply_registers(w)) for w in (1, 2, 3)] == [(40, 240), (40, 232), (32, 160)]
 
 
 def test_empty_arrivals() -> None:

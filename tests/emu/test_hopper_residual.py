@@ -76,7 +76,6 @@ def test_tiles_and_edges(of: Variant) -> None:
         results = [
             run_matmul(
                 module, facts, a, b, case.alpha, bias, case.residual(seed), clusters, schedule=schedule,
-                strict_tmem_wait=True,
             )
             for clusters, schedule in zip((1, 2, None), Schedule.standard(seed)[:: 1 + seed % 2], strict=False)
         ]  # fmt: skip

@@ -161,3 +161,23 @@ def test_named_barriers() -> None:
     with pytest.raises(Fault, match="bar.sync 1: 64 of 96 threads have arrived"):
         run_snippet(body, threads=96)
     run_snippet(body.replace("96;", "64;"), threads=96)
+
+
+@pytest.mark.parametrize("guard", ["", "@%p3 "])
+def test_one_thread_initialises_a_barrier(guard: str) -> None:
+    body = INIT + f"mov.b32 %r2, 1; setp.lt.u32 %p3, %r1, 2; {guard}mbarrier.init.shared.b64 [%r10], %r2;"
+    with pytest.raises(Fault, match="live barrier") as error:
+        run_snippet(body)
+    assert error.value.rule == "barrier-misuse"
+
+
+def test_lanes_initialise_barriers_of_their_own() -> None:
+    body = (
+        INIT
+        + """
+    mov.b32 %r2, 1; shl.b32 %r3, %r1, 3; add.s32 %r3, %r3, %r10; mbarrier.init.shared.b64 [%r3], %r2; bar.warp.sync -1;
+    mbarrier.arrive.shared.b64 _, [%r3]; mbarrier.try_wait.parity.shared.b64 %p2, [%r10+248], 0;
+    selp.b32 %r4, 1, 0, %p2; bar.warp.sync -1; mbarrier.inval.shared.b64 [%r3];
+    """
+    )
+    assert lanes_of(body, "%r4").tolist() == [1] * 32

@@ -107,7 +107,8 @@ def test_stmatrix_of_bytes(count: int) -> None:
         ("ld.shared.b64 %d2, [%r10+4];", "misaligned", "not a multiple of 8"),
         ("ld.shared.b32 %r2, [%r10];", "uninitialised-read", "nobody wrote"),
         ("mov.b32 %r3, 16777216; ld.shared::cluster.b32 %r2, [%r3];", "out-of-bounds", "CTA 1 of a cluster of 1"),
-        ("mov.b32 %r2, 1; mbarrier.init.shared.b64 [%r10], %r2; st.shared.b32 [%r10+4], %r2;", "barrier-misuse",
+        ("mov.b32 %r2, 1; setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r10], %r2; st.shared.b32 [%r10], 1;",
+         "barrier-misuse",
          "live mbarrier"),
     ],
 )  # fmt: skip

@@ -136,7 +136,7 @@ def test_sm_103a_has_no_integer_mma() -> None:
         ("mov.b32 %r22, 512;", "mov.b32 %r22, 48;", "tmem"),
         ("mov.b32 %r22, 512;", "mov.b32 %r22, 32;", "tmem"),
         ("READY: bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;", "READY:", "race uninitialised-read"),
-        ("tcgen05.wait::ld.sync.aligned; bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;", "", "race tmem"),
+        ("bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait; @!%p1 bra END;", "@!%p1 bra END;", "race tmem"),
         ("@%p6 bra ISSUED;", "@!%p1 bra ISSUED;", "multiple-issue"),
     ],
 )  # fmt: skip
@@ -279,3 +279,37 @@ def test_wgmma_registers_of_a_are_left_alone(behind: str, rule: str) -> None:
             doctor = behind, f"{behind} mov.b32 %r61, 0;"
             run_wgmma("bf16", 32, False, False, 128, schedule, doctor, a_in_registers=True)
         assert error.value.rule == rule, error.value
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2", "s8", "u8"])
+@pytest.mark.parametrize("span", [0, 32, 64, 128])
+@pytest.mark.parametrize("n", [8, 24, 40])
+def test_columns_that_end_within_16_bytes(kind: str, span: int, n: int) -> None:
+    """An MN-major B of 8-bit elements, N % 16 = 8."""
+    if kind in ("s8", "u8") and n == 40:
+        pytest.skip("kind::i8 has no 40 columns")
+    got, expected = run_tcgen05(kind, 1, 64, n, False, True, span)
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize("bits", [1 << 13, 1 << 14, 3 << 13])
+def test_a_negated_sum_of_zeros_is_positive(bits: int) -> None:
+    zeros = tuple(np.zeros((rows, 16), DTYPES["bf16"]) for rows in (128, 64))
+    got, _ = run_tcgen05("bf16", 1, 128, 64, False, False, 128, inputs=zeros, idesc_bits=bits)  # type: ignore[arg-type]
+    assert not np.signbit(got).any()
+
+
+COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r10], %h1;"
+
+
+def test_a_commit_before_one_that_is_awaited() -> None:
+    """Commits of a thread arrive in order: what is waited for last stands for all. Without that wait it is a fault."""
+    early = "mov.b32 %r90, 1; mbarrier.init.shared.b64 [%r10+32], %r90; fence.mbarrier_init.release.cluster;"
+    early += COMMIT.replace("[%r10]", "[%r10+32]")
+    for schedule in Schedule.standard(4):
+        got, expected = run_tcgen05("bf16", 1, 128, 64, False, False, 128, schedule=schedule,
+                                    doctor=(COMMIT, early + COMMIT))  # fmt: skip
+        assert (got == expected).all()
+    with pytest.raises(Fault) as error:
+        run_tcgen05("bf16", 1, 128, 64, False, False, 128, doctor=(COMMIT, COMMIT + early))
+    assert error.value.rule == "exit-in-flight"

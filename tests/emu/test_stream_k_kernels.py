@@ -54,7 +54,7 @@ def run_stream(
     workspace = poisoned_workspace(variant.tile, clusters)
     out, _ = run_matmul(
         module, facts, a, b, case.alpha, bias, case.residual(seed), clusters, 2, seed % 2, schedule, stream, workspace,
-        strict_tmem_wait=True, max_instructions=10**7,
+        max_instructions=10**7,
     )  # fmt: skip
     check_case(out, case.reference(a, b, bias, case.residual(seed)), case)
     assert (workspace.view(np.uint64)[: FLAG_BYTES // 8] != TOKEN).all()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
-from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.tile import FLAG_BYTES, Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case
 from tests.emu.edits import At, Edit, both, change, drop, move, mutated
-from tests.emu.matmul import Facts, facts_of, poisoned_workspace, run_matmul
+from tests.emu.matmul import TOKEN, Facts, facts_of, poisoned_workspace, run_matmul
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
@@ -90,10 +90,12 @@ def kernel() -> tuple[str, Facts]:
     return compiled.ptx, facts_of(variant, compiled)
 
 
-def twice(text: str, schedule: Schedule) -> np.ndarray:
-    """The results of both launches."""
+def twice(text: str, schedule: Schedule, flags: int | None = None) -> np.ndarray:
+    """The results of both launches; `flags`: what the workspace has in place of flags at first."""
     a, b, _ = CASE.inputs(1)
     module, workspace = parse(text), poisoned_workspace(TILE, CLUSTERS)
+    if flags is not None:
+        workspace.view(np.uint64)[: FLAG_BYTES // 8] = flags
     options = {"max_clusters": CLUSTERS, "stream": STREAM, "schedule": schedule, "workspace": workspace}
     return np.stack([run_matmul(module, kernel()[1], a, b, max_instructions=10**6, **options)[0] for _ in range(2)])
 
@@ -119,6 +121,14 @@ def test_caught(name: str) -> None:
         rule, words = report(edit, schedule)
         assert rule in rules.split(), f"{schedule.name}: {words or 'nothing is reported'}"
         assert rule == WRONG or re.search(r"PTX line \d+: `\w+", words), words
+
+
+@pytest.mark.parametrize("schedule", Schedule.standard(1), ids=lambda s: s.name)
+def test_a_stale_flag_that_equals_the_token(schedule: Schedule) -> None:
+    """Who finds it cannot tell whether the part behind it is this launch's."""
+    with pytest.raises(Fault) as error:
+        twice(kernel()[0], schedule, TOKEN)
+    assert error.value.rule == "race"
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)

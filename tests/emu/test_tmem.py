@@ -232,3 +232,54 @@ def test_a_copy_does_not_wait_for_the_mma_before_it() -> None:
     with pytest.raises(Fault) as error:
         run_tcgen05("bf16", 1, 128, 64, False, False, 128, schedule=Schedule(), doctor=("tcgen05.commit", copy))
     assert error.value.rule == "overwrite-in-flight"
+
+
+ALLOC = "mov.b32 %r10, smem;" + "".join(
+    f"mov.b32 %r{20 + i}, {cols}; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r10+{4 * i}], %r{20 + i};"
+    f"ld.shared.b32 %r{30 + i}, [%r10+{4 * i}];" for i, cols in enumerate(("{}", "{}"))
+) + "".join(f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r{30 + i}, %r{20 + i};" for i in range(2))  # fmt: skip
+
+
+def test_allocations_must_not_grow() -> None:
+    """PTX ISA, tcgen05.alloc: the columns must not increase between two allocations of a CTA."""
+    for first, second in ((64, 32), (128, 128)):
+        run_snippet(ALLOC.format(first, second))
+    with pytest.raises(Fault, match="64 columns after one of 32") as error:
+        run_snippet(ALLOC.format(32, 64))
+    assert error.value.rule == "tmem"
+
+
+LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r200, %r201}, [%r25];"
+WAIT = "tcgen05.wait::ld.sync.aligned;"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LOAD + "add.s32 %r202, %r201, 1;",
+        LOAD + "mov.b64 %d1, {%r200, %r201};",
+        LOAD + "setp.eq.u32 %p1, %r200, 0;",
+        LOAD + "st.shared.b32 [%r10], %r200;",
+        LOAD + "mov.b32 %r202, %r200;" + WAIT + "add.s32 %r203, %r202, 1;",
+        LOAD + "mov.b32 %r200, 0;" + WAIT,
+        LOAD + LOAD + WAIT,
+        LOAD + "shfl.sync.idx.b32 %r202, %r200, 0, 31, -1;",
+        LOAD + "setp.lt.u32 %p1, %r1, 5; @%p1 mov.b32 %r201, 7;" + WAIT,
+        LOAD + "tcgen05.wait::st.sync.aligned; add.s32 %r202, %r201, 1;",
+    ],
+)
+def test_registers_have_no_value_before_the_wait(body: str) -> None:
+    with pytest.raises(Fault) as error:
+        transfer(body, 2)
+    assert error.value.rule == "register-in-flight", error.value
+
+
+def test_registers_have_a_value_behind_the_wait() -> None:
+    body = LOAD + LOAD.replace("%r20", "%r21").replace("[%r25]", "[%r25+2]") + WAIT + "add.s32 %r201, %r201, %r210;"
+    assert (transfer(body, 2)[:, 1] == FILL[:, 1] + FILL[:, 2]).all()
+
+
+def test_a_load_that_nobody_waits_for_is_not_handed_on() -> None:
+    with pytest.raises(Fault) as error:
+        transfer(LOAD + "bar.sync 0;", 2)
+    assert error.value.rule == "missing-tmem-wait"

@@ -23,7 +23,7 @@ from jax_bwgemm.runtime.launch import request
 def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:
     """A function of a, b and what the epilogue takes, as stored; the result as it is stored. `settings` replace the
     planner's, such as raster_order="snake" or stream=Stream(2, 4)."""
-    ffi.register(artifacts.artifact_dirs())
+    ffi.register(artifacts.launch_dirs())
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
     stream = best_stream(tile, problem, arch)

@@ -31,7 +31,7 @@ matmul = functools.partial(jax_bwgemm.matmul, on_fallback="error")
 @pytest.fixture(autouse=True)
 def on_a_gpu(arch: Arch) -> None:
     """Every test of this file runs our kernels."""
-    ffi.register(artifacts.artifact_dirs())
+    ffi.register(artifacts.launch_dirs())
 
 
 def expected(repack: Repack, source: np.ndarray, step_bytes: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def expected(repack: Repack, source: np.ndarray, step_bytes: int) -> np.ndarray:
 @pytest.mark.parametrize("repack", ALL, ids=lambda repack: repack.name)
 def test_against_numpy(repack: Repack) -> None:
     """From the middle of a larger array, which XLA hands over as it is; into a result that held other bytes."""
-    entry = artifacts.find(repack)
+    entry = artifacts.ready(repack)
     assert not isinstance(entry, str), entry
     unsigned = f"uint{8 * repack.element_bytes}"  # bytes that no conversion of a NaN changes
     for i, shape in enumerate(SHAPES):
@@ -71,7 +71,7 @@ def test_against_numpy(repack: Repack) -> None:
 def test_more_bytes_than_an_int32_counts(kind: str) -> None:
     """Against XLA's own pad and transpose, on the device."""
     repack, shape = Repack(TARGET, kind, 1), (1, 50_000, 50_001)
-    entry = artifacts.find(repack)
+    entry = artifacts.ready(repack)
     assert not isinstance(entry, str), entry
     rows = jax.random.bits(jax.random.key(0), (1, shape[1], 1), jnp.uint8)
     cols = jax.random.bits(jax.random.key(1), (1, 1, shape[2]), jnp.uint8)

@@ -27,6 +27,7 @@ PUBLISH
 bar.warp.sync -1;
 READ
 WAIT8
+REUSE
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r10+16], %r14; mov.b64 %d2, p2; cvta.param.u64 %d3, %d2;
 @%p1 cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r10+1024], [%d3, {0}], [%r10+16];
 WAIT16
@@ -39,6 +40,7 @@ PARTS = {
                       for j in range(4)),
     "WRITTEN": "@%p5 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3];",
     "ACQUIRE": "fence.acq_rel.cluster;",
+    "REUSE": "fence.acq_rel.cluster;",
     "PUBLISH": "fence.proxy.async.shared::cluster;",
     "READ": "@%p5 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3+8];",
     "FINAL": "add.f32 %r44, %r44, %r50; add.f32 %r45, %r45, %r51; add.f32 %r46, %r46, %r52; add.f32 %r47, %r47, %r53;"

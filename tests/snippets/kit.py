@@ -83,6 +83,7 @@ class Snippet:
     grid: Dim = (1, 1, 1)
     cluster: Dim = (1, 1, 1)
     smem_bytes: int = 1 << 14
+    target: str = "sm_90a"
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Fresh copies of what the kernel may write, and the inputs."""
@@ -91,7 +92,7 @@ class Snippet:
     def text(self) -> str:
         count = len(self.results) + len(self.inputs)
         addresses = tuple(0x1000 * (i + 1) for i in range(count))
-        return module_text(self.body, (*addresses, *(m.at(addresses) for m in self.maps)), self.threads, "sm_90a")
+        return module_text(self.body, (*addresses, *(m.at(addresses) for m in self.maps)), self.threads, self.target)
 
     def mismatches(self, got: tuple[np.ndarray, ...], want: tuple[np.ndarray | None, ...]) -> list[str]:
         """One line for each result that differs."""

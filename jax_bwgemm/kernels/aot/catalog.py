@@ -53,6 +53,7 @@ UNITS = tuple(unit(name, is_gated=True) for name in ("silu", "gelu"))
 UNITS_KEPT = tuple(kept(name, is_gated=True) for name in ("silu", "gelu"))
 UNITS_BACK = tuple(pullback(name, is_gated=True) for name in ("silu", "gelu"))
 KEPT = tuple(kept(name, has_bias=has_bias) for name in ("silu", "gelu") for has_bias in (False, True))
+KEPT_BUT_GELU = tuple(epilogue for epilogue in KEPT if epilogue != kept("gelu"))
 BACK = tuple(pullback(name) for name in ("silu", "gelu", "relu"))
 DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
 
@@ -85,6 +86,7 @@ MULTICAST = tuple(
 )  # over a pair alone it is worth little on a B200 (published): for the few who feed large products from L2
 BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
+HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows, as many as an MMA has
 HOPPER_NARROW_FUSED = (
@@ -145,9 +147,12 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), SAME, ("mn", "mk"), (SCALE,)),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
-        Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
+        Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, SMALL), BF16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
+        Row((HOPPER_LARGE_STREAM,), BF16_ONLY, FORWARD, KEPT_BUT_GELU),  # whose registers it lacks
+        Row((HOPPER_PINGPONG, SMALL), BF16_ONLY, FORWARD, KEPT),
         Row(HOPPER_GATED[:1], F16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
-        Row((HOPPER_LARGE,), F16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
+        Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
+        Row((SMALL,), F16_ONLY, FORWARD, KEPT),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row(HOPPER_ODD, BF16_ONLY, store="threads"),
         Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's

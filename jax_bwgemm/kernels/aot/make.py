@@ -140,10 +140,11 @@ def _run(
         min(jobs, len(batches)), spawn, _processes.end_with_parent, (os.getpid(),)
     ) as pool:
         try:
-            futures = {
-                pool.submit(worker.build_batch, batch, out, {v.name: digests[v.name] for v in batch}): batch
-                for batch in batches
-            }
+            with _processes.uninterrupted():
+                futures = {
+                    pool.submit(worker.build_batch, batch, out, {v.name: digests[v.name] for v in batch}): batch
+                    for batch in batches
+                }
             for future in concurrent.futures.as_completed(futures):
                 yield _results(future.result, futures[future])
         except BaseException:  # nobody waits for the rest

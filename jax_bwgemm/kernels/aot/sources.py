@@ -14,6 +14,7 @@ from pathlib import Path
 from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.runtime.artifacts import COMPILER
 
 DSL = "nvidia-cutlass-dsl"
 ROOT = "kernels.aot.worker"  # makes a variant's entry, which follows from what this imports, at any depth
@@ -37,9 +38,7 @@ def dsl_version() -> str:
     try:
         return importlib.metadata.version(DSL)
     except importlib.metadata.PackageNotFoundError:
-        raise ModuleNotFoundError(
-            f"the build requires {DSL}, got none; `pip install 'jax_bwgemm[build]'`", name=DSL
-        ) from None
+        raise ModuleNotFoundError(f"the build requires {DSL}, got none; `pip install {COMPILER}`", name=DSL) from None
 
 
 def modules(kind: str, package: Path = _PACKAGE) -> dict[str, str]:

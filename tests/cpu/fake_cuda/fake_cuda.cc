@@ -1,8 +1,11 @@
-// A stand-in for libcuda.so.1: answers like a machine with two GPUs, records launches, and can be told to hide a
-// symbol, to fail a function, or to be another machine. A tensor map is written as plain numbers, for tests to read.
+// A stand-in for libcuda.so.1: answers like a machine with two GPUs, records
+// launches, and can be told to hide a symbol, to fail a function or the n-th
+// call of any, or to be another machine. A tensor map is written as plain
+// numbers, for tests to read.
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,15 +24,17 @@ using jbw::cuda::TensorMap;
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500, kInvalidClusterSize = 912;
+constexpr Result kInvalidValue = 1, kInvalidDevice = 101, kInvalidHandle = 400, kNotFound = 500;
+constexpr Result kInvalidClusterSize = 912;
 constexpr int kNumDevices = 2, kFirstDevice = 100, kMaxPortableClusterCtas = 8;
 
 struct RecordedLaunch {
-  uint32_t grid[3], block[3], smem_bytes, cluster[3];  // cluster zero: no such attribute
-  int32_t pdl;                                         // the same
+  uint32_t grid[3], block[3], smem_bytes,
+      cluster[3];  // cluster zero: no such attribute
+  int32_t pdl;     // the same
   int32_t param_bytes;
   uint64_t stream, function;
-  unsigned char params[1024];
+  unsigned char params[4096];
 };
 
 struct RecordedMap {
@@ -40,13 +45,18 @@ struct RecordedMap {
 static_assert(sizeof(RecordedMap) <= sizeof(TensorMap));
 
 std::mutex g_mutex;
-std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0}, {"clusters", 66}};
+std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0},
+                                         {"clusters", 66},   {"gpus", 2},  {"sms", 132}};
 std::map<std::string, int> g_failures, g_calls;
+int g_calls_until_failure = -1,
+    g_nth_failure = 0;  // below 0: no call of any function fails
+uint64_t g_num_libraries = 0;
+std::set<uint64_t> g_libraries;  // that are loaded
 std::map<std::pair<Device, int>, int> g_kernel_attributes;
 std::map<int, int> g_attribute_failures;
 uint32_t g_occupancy_cluster[3];
 std::string g_hidden;
-std::vector<size_t> g_param_sizes;
+thread_local std::vector<size_t> t_param_sizes;
 RecordedLaunch g_launch;
 
 int Setting(const char* name) {
@@ -57,11 +67,28 @@ int Setting(const char* name) {
 Result Called(const char* name) {
   std::lock_guard<std::mutex> lock(g_mutex);
   ++g_calls[name];
+  if (g_calls_until_failure >= 0 && g_calls_until_failure-- == 0) return g_nth_failure;
   auto failure = g_failures.find(name);
   return failure == g_failures.end() ? 0 : failure->second;
 }
 
-// Reads the attributes of a launch; a cluster that is too large must have been allowed on some device.
+// What cuTensorMapEncodeTiled documents for tiles without interleaving, of the
+// three dimensions that we ask for.
+bool IsEncodable(uint64_t address, uint32_t rank, const uint64_t* dims, const uint64_t* stride_bytes,
+                 const uint32_t* box, const uint32_t* element_strides) {
+  if (rank != 3 || address % 16) return false;
+  for (int i = 0; i < 3; ++i) {
+    if (dims[i] < 1 || dims[i] > uint64_t{1} << 32 || box[i] < 1 || box[i] > 256) return false;
+    if (element_strides[i] < 1 || element_strides[i] > 8) return false;
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (stride_bytes[i] % 16 || stride_bytes[i] >= uint64_t{1} << 40) return false;
+  }
+  return stride_bytes[1] >= stride_bytes[0];
+}
+
+// Reads the attributes of a launch; a cluster that is too large must have been
+// allowed on some device.
 Result ReadAttributes(const LaunchConfig& config, uint32_t (&cluster)[3], int32_t* pdl) {
   for (uint32_t i = 0; i < config.num_attributes; ++i) {
     const auto& [id, pad, value] = config.attributes[i];
@@ -85,13 +112,33 @@ Result ReadAttributes(const LaunchConfig& config, uint32_t (&cluster)[3], int32_
 
 }  // namespace
 
-FAKE_EXPORT void fake_set(const char* name, int value) { g_settings[name] = value; }
-FAKE_EXPORT void fake_fail(const char* function, int result) { g_failures[function] = result; }
+FAKE_EXPORT void fake_set(const char* name, int value) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_settings[name] = value;
+}
+FAKE_EXPORT void fake_fail(const char* function, int result) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_failures[function] = result;
+}
+// The call of any function that comes after `skipped` others fails, once;
+// false: the last one asked for has not come.
+FAKE_EXPORT bool fake_fail_nth(int skipped, int result) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const bool came = g_calls_until_failure < 0;
+  g_calls_until_failure = skipped;
+  g_nth_failure = result;
+  return came;
+}
+FAKE_EXPORT size_t fake_libraries() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_libraries.size();
+}
 // A kernel's attribute that the driver does not take.
 FAKE_EXPORT void fake_fail_attribute(int attribute, int result) { g_attribute_failures[attribute] = result; }
 FAKE_EXPORT void fake_hide(const char* function) { g_hidden = function; }
-// The sizes of the kernel's parameters, as a cubin lists them; a launch records their bytes, one after the other.
-FAKE_EXPORT void fake_params(const size_t* sizes, size_t count) { g_param_sizes.assign(sizes, sizes + count); }
+// The sizes of the kernel's parameters, as a cubin lists them; a launch records
+// their bytes, one after the other.
+FAKE_EXPORT void fake_params(const size_t* sizes, size_t count) { t_param_sizes.assign(sizes, sizes + count); }
 FAKE_EXPORT int fake_calls(const char* function) { return g_calls[function]; }
 FAKE_EXPORT const RecordedLaunch* fake_launch() { return &g_launch; }
 FAKE_EXPORT const uint32_t* fake_occupancy_cluster() { return g_occupancy_cluster; }
@@ -110,6 +157,26 @@ FAKE_EXPORT Result cuDriverGetVersion(int* version) {
   return 0;
 }
 
+FAKE_EXPORT Result cuInit(unsigned) { return Called("cuInit"); }
+
+FAKE_EXPORT Result cuDeviceGetCount(int* count) {
+  FAKE_CALLED(cuDeviceGetCount);
+  *count = Setting("gpus");
+  return 0;
+}
+
+FAKE_EXPORT Result cuDeviceGetName(char* name, int size, Device) {
+  FAKE_CALLED(cuDeviceGetName);
+  std::strncpy(name, Setting("major") == 9 ? "NVIDIA H200" : "NVIDIA Fake", static_cast<size_t>(size));
+  return 0;
+}
+
+FAKE_EXPORT Result cuDeviceTotalMem_v2(size_t* bytes, Device) {
+  FAKE_CALLED(cuDeviceTotalMem_v2);
+  *bytes = size_t{141} << 30;
+  return 0;
+}
+
 FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
   FAKE_CALLED(cuDeviceGet);
   *device = kFirstDevice + ordinal;
@@ -118,27 +185,38 @@ FAKE_EXPORT Result cuDeviceGet(Device* device, int ordinal) {
 
 FAKE_EXPORT Result cuDeviceGetAttribute(int* value, int attribute, Device) {
   FAKE_CALLED(cuDeviceGetAttribute);
-  *value = Setting(attribute == jbw::cuda::kDeviceAttributeMajor ? "major" : "minor");
+  constexpr int kMultiprocessorCount = 16;  // CUdevice_attribute
+  *value = Setting(attribute == jbw::cuda::kDeviceAttributeMajor ? "major"
+                   : attribute == kMultiprocessorCount           ? "sms"
+                                                                 : "minor");
   return 0;
 }
 
 FAKE_EXPORT Result cuGetErrorName(Result result, const char** name) {
+  FAKE_CALLED(cuGetErrorName);
   *name = result == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_FAKE";
   return 0;
 }
 
 FAKE_EXPORT Result cuGetErrorString(Result, const char** meaning) {
+  FAKE_CALLED(cuGetErrorString);
   *meaning = "as told";
   return 0;
 }
 
 FAKE_EXPORT Result cuLibraryLoadData(Library* library, const void*, int*, void**, uint32_t, int*, void**, uint32_t) {
   FAKE_CALLED(cuLibraryLoadData);
-  *library = reinterpret_cast<Library>(0x1000);
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_libraries.insert(++g_num_libraries);
+  *library = reinterpret_cast<Library>(g_num_libraries);
   return 0;
 }
 
-FAKE_EXPORT Result cuLibraryUnload(Library) { return Called("cuLibraryUnload"); }
+FAKE_EXPORT Result cuLibraryUnload(Library library) {
+  FAKE_CALLED(cuLibraryUnload);
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_libraries.erase(reinterpret_cast<uint64_t>(library)) ? 0 : kInvalidHandle;
+}
 
 FAKE_EXPORT Result cuLibraryGetKernel(Kernel* kernel, Library, const char* name) {
   FAKE_CALLED(cuLibraryGetKernel);
@@ -169,11 +247,12 @@ FAKE_EXPORT Result cuOccupancyMaxActiveClusters(int* num_clusters, Function, con
 }
 
 FAKE_EXPORT Result cuTensorMapEncodeTiled(TensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* dims,
-                                          const uint64_t* stride_bytes, const uint32_t* box, const uint32_t*,
-                                          int interleave, int swizzle, int l2_promotion, int oob) {
+                                          const uint64_t* stride_bytes, const uint32_t* box,
+                                          const uint32_t* element_strides, int interleave, int swizzle,
+                                          int l2_promotion, int oob) {
   FAKE_CALLED(cuTensorMapEncodeTiled);
   const auto at = reinterpret_cast<uint64_t>(address);
-  if (reinterpret_cast<uint64_t>(map) % 64 || at % 16 || stride_bytes[0] % 16 || stride_bytes[1] % 16) {
+  if (reinterpret_cast<uint64_t>(map) % 64 || !IsEncodable(at, rank, dims, stride_bytes, box, element_strides)) {
     return kInvalidValue;
   }
   const RecordedMap recorded = {at,
@@ -201,14 +280,15 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function functio
   if (Result failure = ReadAttributes(*config, g_launch.cluster, &g_launch.pdl)) return failure;
   g_launch.stream = reinterpret_cast<uint64_t>(config->stream);
   g_launch.function = reinterpret_cast<uint64_t>(function);
-  for (size_t i = 0; i < g_param_sizes.size(); ++i) {
-    std::memcpy(g_launch.params + g_launch.param_bytes, params[i], g_param_sizes[i]);
-    g_launch.param_bytes += static_cast<int32_t>(g_param_sizes[i]);
+  for (size_t i = 0; i < t_param_sizes.size(); ++i) {
+    std::memcpy(g_launch.params + g_launch.param_bytes, params[i], t_param_sizes[i]);
+    g_launch.param_bytes += static_cast<int32_t>(t_param_sizes[i]);
   }
   return 0;
 }
 
 FAKE_EXPORT Result cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t, int*) {
+  FAKE_CALLED(cuGetProcAddress_v2);
   *function = nullptr;
   if (version != 12000 || g_hidden == name) return kNotFound;
 #define FAKE_FIND(symbol, parameters) \

@@ -1,0 +1,148 @@
+"""What `doctor` finds without a GPU: versions, the library, kernels and their hashes, the user's cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from jax_bwgemm import _files
+from jax_bwgemm._files import FileError
+from jax_bwgemm._version import __version__
+from jax_bwgemm.facts.arch import TARGETS
+from jax_bwgemm.runtime import artifacts, packs
+from jax_bwgemm.runtime.artifacts import Manifest, ManifestError
+
+OLDEST_PYTHON, OLDEST_JAX = (3, 11), (0, 9, 2)
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+OTHERS = ("numpy", "nvidia-cutlass-dsl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """`state`: "ok"; "warning": works, but not by our kernels, or not all of it; "problem": broken."""
+
+    what: str
+    state: str
+    text: str
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.state:^7}] {self.what}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def found(what: str, state: str, sentence: str) -> Finding:
+    """Of a sentence that may end with one of our remedies."""
+    for remedy in (artifacts.REMEDY, packs.REMEDY):
+        if sentence.endswith(f"; {remedy}"):
+            return Finding(what, state, sentence.removesuffix(f"; {remedy}"), remedy)
+    return Finding(what, state, sentence)
+
+
+def python() -> Finding:
+    text = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("python", "problem", f"requires 3.11, got {text}", "use a newer Python")
+    return Finding("python", "ok", text)
+
+
+def jax(has_gpu: bool) -> Finding:
+    """JAX and its CUDA plugin, which only a machine with a GPU needs."""
+    versions = {name: _version(name) for name in ("jax", "jaxlib", *PLUGINS, *OTHERS)}
+    text = ", ".join([f"jax_bwgemm {__version__}", *(f"{name} {v}" for name, v in versions.items() if v)])
+    here, plugins = versions["jax"], {name: v for name in PLUGINS if (v := versions[name])}
+    if here is None or _numbers(here) < OLDEST_JAX:
+        return Finding("jax", "problem", f"requires jax 0.9.2 or newer, got {text}", "pip install --upgrade jax")
+    if has_gpu and not plugins:
+        remedy = "pip install 'jax[cuda13]', or 'jax[cuda12]' for a driver older than CUDA 13"
+        return Finding("jax", "warning", f"a GPU requires JAX's CUDA plugin, got none in {text}", remedy)
+    if others := [name for name, v in plugins.items() if _numbers(v) != _numbers(versions["jaxlib"] or "")]:
+        rule = f"{others[0]} requires jaxlib's version"
+        return Finding("jax", "warning", f"{rule}, got {text}", f"pip install {others[0]}=={versions['jaxlib']}")
+    return Finding("jax", "ok", text)
+
+
+def library() -> Finding:
+    from jax_bwgemm.runtime import ffi
+
+    if reason := ffi.status():
+        return Finding("library", "problem", reason)
+    if ffi.version() != __version__:
+        rule = f"requires the library of {__version__}, got that of {ffi.version()}"
+        return Finding("library", "problem", rule, packs.REMEDY)
+    return Finding("library", "ok", f"loads; XLA FFI API 0.{ffi.api_minor()}")
+
+
+def kernels(targets: Collection[str]) -> Iterator[Finding]:
+    """One finding an artifact directory, of which every cubin is hashed. Each of `targets`, which this machine's GPUs
+    are, must have kernels somewhere; what is wrong with others' is a warning."""
+    counts: Counter[str] = Counter()
+    for directory in artifacts.artifact_dirs():
+        own, wrong, how = _examined(directory)
+        counts += own
+        ours = [sentence for sentence in wrong if not _is_of_others(sentence, targets)]
+        if wrong:
+            state = "problem" if ours and (own or targets) else "warning"
+            more = f" ({len(wrong) - 1} more like it)" if wrong[1:] else ""
+            finding = found("kernels", state, (ours or wrong)[0])
+            yield dataclasses.replace(finding, text=finding.text + more)
+        else:
+            each = ", ".join(f"{count} kernels for {target}" for target, count in own.items()) or "no kernels"
+            yield Finding("kernels", "ok", f"{each} in {directory}, {how}, hashes right")
+    if missing := sorted(set(targets) - counts.keys()):
+        yield Finding("kernels", "problem", f"this machine requires kernels for {missing[0]}, got none", packs.REMEDY)
+
+
+def _examined(directory: Path) -> tuple[Counter[str], list[str], str]:
+    """How many kernels it has for each target, what is wrong with them, and in which form they are."""
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    packed = artifacts.packed_targets(directory)
+    is_loose = not packed or _files.stamp(directory / artifacts.MANIFEST_NAME) is not None
+    names = [artifacts.PACKED_MANIFEST.format(target) for target in packed] + [artifacts.MANIFEST_NAME] * is_loose
+    for name, target in zip(names, [*packed, None], strict=False):
+        try:
+            wrong += artifacts.verify_pack(directory, target) if target else artifacts.verify(directory)
+            counts += Counter(map(artifacts.target_of, Manifest.read(directory / name).names))
+        except ManifestError as error:
+            wrong.append(str(error))
+    return counts, wrong, "packed" if packed else "as files"
+
+
+def _is_of_others(sentence: str, targets: Collection[str]) -> bool:
+    """Whether it names a kernel or a pack of a target that this machine has no GPU for."""
+    named = re.search(rf"\b({'|'.join(TARGETS)})[_.]", sentence)
+    return bool(targets and named and named[1] not in targets)
+
+
+def caches() -> Iterator[Finding]:
+    """Where this user's tables and unpacked or compiled kernels are, if others cannot write there."""
+    try:
+        root = _files.cache_path()
+        places = [root, *(sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else ())]
+        if not root.exists():
+            yield Finding("cache", "ok", f"none yet; it would be {root}")
+            return
+        for place in places:
+            _files.check_own(place)
+    except (FileError, OSError) as error:
+        sentence = f"{error}; kernels are unpacked for each process anew, and no time that is measured is kept"
+        yield Finding("cache", "warning", sentence)
+        return
+    yield Finding("cache", "ok", f"{root} is this user's alone, {len(places) - 1} directories")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in re.findall(r"\d+", version)[:3])

@@ -1,0 +1,236 @@
+"""What `docs/numerics.md` says of sums and of special values, of the kernels that ship.
+
+The order of summation is seen with tensor cores that keep few bits: an MMA adds its products to the accumulator and
+then truncates. Another order along k has other bits then, and where two kernels have the same it was the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_bwgemm.emulator import tcgen05, wgmma
+from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner.plan import Candidate, candidates, why_not_invariant
+from tests.cases import DTYPES, fused
+from tests.emu.matmul import run_matmul
+from tests.emu.shipped import facts, module, variants, why_missing
+from tests.invariance import Case, differing
+
+M, N, K = 20, 40, 208
+BITS = 8  # that the stand-in's sums keep
+BF16, F32 = "bfloat16", "float32"
+E4M3 = "float8_e4m3fn"
+WHY_NOT = next(filter(None, map(why_missing, variants("sm_90a") + variants("sm_100a"))), None)
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+def added(acc: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """acc + a b^T of one MMA's k, with BITS of mantissa: by elements, so that no shape has an order of its own."""
+    total = np.zeros((a.shape[0], b.shape[0])) + acc
+    for i in range(a.shape[1]):
+        total += a[:, i, None].astype(np.float64) * b[None, :, i].astype(np.float64)
+    mantissa, exponent = np.frexp(total)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, BITS)), exponent - BITS).astype(np.float32)
+
+
+def chained(a: np.ndarray, b: np.ndarray, part: slice) -> np.ndarray:
+    """MMAs of 32 bytes, one after the other, over a part of k."""
+    step, total = 32 // a.itemsize, np.zeros((M, N), np.float32)
+    for k in range(part.start, min(part.stop, K), step):
+        total = added(total, a[0, :, k : k + step], b[0, k : k + step].T)
+    return total
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wgmmas(cta: Any, state: Any, batch: list[Any]) -> None:
+        for mma in batch:
+            sums = state.sums[mma.key].view(np.float32) if mma.accumulate else 0.0
+            a, b = wgmma._joint_a(cta, [mma]), wgmma._joint_b(cta, [mma])
+            state.sums[mma.key] = added(sums, a, b).view(np.uint32)
+
+    def tcgen05s(desc: Any, parts: list[Any], accumulate: bool) -> None:
+        b = np.concatenate([tcgen05.operand_matrix(p.cta.chunks[p.b], desc.b, desc.b_mn) for p in parts])
+        for part in parts:
+            a = tcgen05.operand_matrix(np.ascontiguousarray(part.cta.chunks[part.a]), desc.a, desc.a_mn)
+            sums = part.cta.tmem.data.view(np.float32)
+            sums[part.d_index] = added(sums[part.d_index] if accumulate else 0.0, a, b)
+
+    monkeypatch.setattr(wgmma, "_finish", wgmmas)
+    monkeypatch.setattr(tcgen05, "_finish", tcgen05s)
+
+
+@functools.cache
+def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.standard_normal((1, *shape)).astype(DTYPES[dtype]) for shape in ((M, K), (K, N)))  # type: ignore[return-value]
+
+
+def bits(of: Variant, rows: slice, **options: Any) -> np.ndarray:
+    """Of a product of some rows, as a kernel computes it that sees them as they are, or transposed."""
+    a, b = operands(of.a_dtype)
+    a = a[:, rows]
+    if of.c_major == "m":
+        a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
+    stored = (a if of.a_major == "k" else a.swapaxes(1, 2)), (b if of.b_major == "n" else b.swapaxes(1, 2))
+    out, _ = run_matmul(module(of.name), facts(of), *map(np.ascontiguousarray, stored), **options)
+    return out[0].T if of.c_major == "m" else out[0]
+
+
+def shipped(target: str, majors: str, tile: Tile, dtype: str = BF16) -> Variant:
+    return Variant(
+        target, dtype, dtype, BF16 if dtype == BF16 else F32, majors[0], majors[1], tile, fused("identity"), majors[2]
+    )
+
+
+# What may compute a product of some number of rows, and one that is transposed for few of them.
+SAME = {
+    "sm_90a": [
+        ("knn", Tile(64, 64)),
+        ("knn", Tile(128, 64)),
+        ("knn", Tile(64, 128)),
+        ("knn", Tile(128, 256, cluster_m=2)),
+        ("knn", Tile(256, 128, cluster_n=2)),
+        ("knn", Tile(128, 128, cluster_m=2, pingpong=True)),
+        ("kkn", Tile(128, 128)),
+        ("mnn", Tile(128, 128)),
+        ("mkm", Tile(64, 16)),
+        ("kkm", Tile(128, 32)),
+    ],
+    "sm_100a": [
+        ("knn", Tile(128, 64)),
+        ("knn", Tile(128, 128)),
+        ("knn", Tile(256, 256, cta_group=2, cluster_m=2)),
+        ("kkn", Tile(256, 128, cta_group=2, cluster_m=2)),
+        ("mkm", Tile(128, 32)),
+    ],
+}
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("target", SAME)
+def test_all_tiles_add_in_one_order(target: str) -> None:
+    of = [shipped(target, *case) for case in SAME[target]]
+    whole = bits(of[0], slice(0, M))
+    want = chained(*operands(BF16), slice(0, K))
+    assert (whole == want.astype(ml_dtypes.bfloat16)).all()
+    for variant in of:
+        for rows in (slice(0, M), slice(3, 4), slice(2, 19)):
+            assert (bits(variant, rows) == whole[rows]).all(), variant.name
+
+
+@pytest.mark.usefixtures("coarse")
+def test_where_k_is_divided_the_order_is_another() -> None:
+    whole = bits(shipped("sm_90a", "knn", Tile(64, 64)), slice(0, M))
+    split = bits(shipped("sm_90a", "knn", Tile(64, 64, cluster_k=2)), slice(0, M))
+    stream = bits(shipped("sm_90a", "knn", Tile(64, 64, stream_k=True)), slice(0, M), max_clusters=2, stream=(1, 2))
+    assert (split != whole).mean() > 0.1 and (stream != whole).mean() > 0.1
+    first, second = (chained(*operands(BF16), slice(start, start + 128)) for start in (0, 128))  # two k tiles each
+    want = (first + second).astype(ml_dtypes.bfloat16)
+    assert (split == want).all() and (stream == want).all()
+    assert why_not_invariant(Candidate(Tile(64, 64, cluster_k=2), Problem(M, N, K)))
+    assert why_not_invariant(Candidate(Tile(64, 64, stream_k=True), Problem(M, N, K)))
+
+
+@pytest.mark.usefixtures("coarse")
+def test_promoted_sums_add_stages_in_registers() -> None:
+    """The tensor cores' own for 128 of k, four MMAs of 32; these in float32."""
+    tile = Tile(128, 128, 128, promoted=True)
+    promoted = bits(shipped("sm_90a", "kkn", tile, E4M3), slice(0, M))
+    plain = bits(shipped("sm_90a", "kkn", Tile(128, 128, 128), E4M3), slice(0, M))
+    of = operands(E4M3)
+    want = np.zeros((M, N), np.float32)
+    for stage in range(0, K, 128):
+        want += chained(*of, slice(stage, stage + 128))
+    assert (promoted == want).all() and (plain == chained(*of, slice(0, K))).all()
+    assert (promoted != plain).any()
+
+
+def test_what_is_left_for_batch_invariance() -> None:
+    """For every number of rows the same tiles, one at least."""
+    for arch in (ARCHS["h200"], ARCHS["b200"]):
+        for dtypes in ((BF16,) * 3, (F32,) * 3, (E4M3, E4M3, BF16), ("int8", "int8", "int32")):
+            left = {
+                tuple(
+                    str(c.tile)
+                    for c in candidates(Problem(m, 4096, 4096, 1, *dtypes), arch)
+                    if not why_not_invariant(c)
+                )
+                for m in (1, 64, 65, 512, 513, 8192)
+            }
+            assert len(left) == 1 and len(left.pop()) > 3
+
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 3e38, 1e-39, -1e-39, 0.0, -0.0, -200.0, 200.0], np.float32)
+EXPECTED = {  # of SPECIAL, in float32
+    "identity": [np.nan, np.inf, -np.inf, 3e38, 1e-39, -1e-39, 0.0, 0.0, -200.0, 200.0],
+    "relu": [np.nan, np.inf, 0.0, 3e38, 1e-39, 0.0, 0.0, 0.0, 0.0, 200.0],
+    "gelu": [np.nan, np.inf, np.nan, 3e38, 5e-40, -5e-40, 0.0, 0.0, 0.0, 200.0],
+    "silu": [np.nan, np.inf, np.nan, 3e38, 5e-40, -5e-40, 0.0, 0.0, 0.0, 200.0],
+}
+EPILOGUES = [*EXPECTED, "bias", "bias_relu", "bias_gelu", "scale_bias_relu", "bias_residual", "bias_relu_residual"]
+
+
+def special() -> Iterator[Variant]:
+    for target, tile in (("sm_90a", Tile(64, 64)), ("sm_100a", Tile(128, 128))):
+        for out, kind in ((BF16, kind) for kind in EPILOGUES):
+            found = Variant(target, BF16, BF16, out, "k", "n", tile, fused(kind))
+            if not why_missing(found):
+                yield found
+
+
+@pytest.mark.parametrize("of", [*special()] if WHY_NOT is None else [], ids=lambda of: of.name)
+def test_special_values(of: Variant) -> None:
+    """Sums of one product and zeros. Vectors and residuals are zeros, a scale is 1."""
+    a, b = np.zeros((1, len(SPECIAL), 64), np.float32), np.zeros((1, 64, 64), np.float32)
+    a[0, :, 0], b[0, 0] = SPECIAL, 1.0
+    reads = {x.role for x in of.steps.operands}
+    bias = np.zeros(64, ml_dtypes.bfloat16) if "bias" in reads else None
+    residual = np.zeros((1, len(SPECIAL), 64), ml_dtypes.bfloat16) if "residual" in reads else None
+    bf16 = (x.astype(ml_dtypes.bfloat16) for x in (a, b))
+    out, _ = run_matmul(module(of.name), facts(of), *bf16, 1.0, bias, residual)
+    kinds = [kind for kind in EXPECTED if kind in of.name]
+    want = np.array(EXPECTED[kinds[0] if kinds else "identity"], np.float32)
+    got = out[0].astype(np.float32)
+    assert (got == got[:, :1]).all(where=~np.isnan(got))
+    np.testing.assert_array_equal(np.isnan(got[:, 0]), np.isnan(want))
+    near = np.isclose(got[:, 0], want, rtol=2**-8, atol=1e-40, equal_nan=True)
+    assert near.all(), got[:, 0]
+    assert not np.signbit(got[6:8, 0]).any()  # a sum of zeros is +0
+
+
+def test_float8_results_saturate() -> None:
+    """Infinities too; NaN stays NaN."""
+    of = Variant("sm_90a", E4M3, E4M3, E4M3, "k", "k", Tile(128, 128, 128), fused("identity"))
+    if reason := why_missing(of):
+        pytest.skip(reason)
+    a, b = np.zeros((1, 4, 128), np.float32), np.zeros((1, 128, 128), np.float32)
+    a[0, :, 0], b[0, :, 0] = [np.nan, 448.0, -448.0, 1.0], 2.0
+    out, _ = run_matmul(module(of.name), facts(of), *(x.astype(ml_dtypes.float8_e4m3fn) for x in (a, b)))
+    np.testing.assert_array_equal(out[0, :, 0].astype(np.float32), [np.nan, 448.0, -448.0, 2.0])
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_rows_keep_their_bits(target: str) -> None:
+    """What a GPU is to show of random products, through JAX and the planner."""
+    options = (("bias", True), ("activation", "gelu"))
+    case = Case(130, 72, 200, (BF16,) * 3, "kn", options, 0)
+    assert differing(case, emulate=target) == []
+
+
+@pytest.mark.usefixtures("coarse")
+def test_without_the_policy_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows have a tile that divides k."""
+    case = Case(200, 64, 1024, (BF16,) * 3, "kn", (), 0)
+    found = differing(case, emulate="sm_90a", deterministic="run")
+    assert any("rows" in way for way in found), found
