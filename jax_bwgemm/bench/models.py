@@ -1,8 +1,9 @@
 """A training step of a transformer block under `jax_bwgemm.install()`, against XLA under sets of flags, alternately.
 
 The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
-of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in the
-place of what they fuse. With several GPUs the batch is divided over them, and the gradients of the weights are added.
+of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in
+the place of what they fuse. With several GPUs the batch is divided over them, and the gradients of the weights are
+added.
 """
 
 from __future__ import annotations
