@@ -54,8 +54,9 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
 
     What is fused is computed in float32 and rounded once, where `fun` may round after every step: bfloat16 results
     differ in their last bits. A value that is read elsewhere too, such as what a gradient keeps, ends the chain, and
-    is not computed again. Composes with `jax.jit`, `grad` on either side, `vmap` and shardings; like those it traces
-    at every call, so have it inside of `jax.jit`. What a `jax.checkpoint` with a policy of one's own runs is left.
+    is not computed again: to train, differentiate the accelerated loss, whose kernels keep what their derivatives need.
+    Composes with `jax.jit`, `grad` on either side, `vmap` and shardings; like those it traces at every call, so have it
+    inside of `jax.jit`. What a `jax.checkpoint` with a policy of one's own runs is left.
 
     Args:
       fun: a function without side effects, as for `jax.jit`, of pytrees of arrays; what is no array is passed as it is.
@@ -65,8 +66,8 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
       `jax.ShapeDtypeStruct`s: an `AccelerationReport`, whose `str` says what was fused, and what not and why.
 
     Example:
-      >>> step = jax.jit(jax_bwgemm.accelerate(train_step))
-      >>> print(jax_bwgemm.accelerate(train_step).report(params, batch))
+      >>> step = jax.jit(jax.grad(jax_bwgemm.accelerate(loss)))
+      >>> print(jax_bwgemm.accelerate(loss).report(params, batch))
     """
     if not callable(fun):
         raise TypeError(f"`accelerate` requires a function, got {type(fun).__name__}")

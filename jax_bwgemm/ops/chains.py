@@ -32,8 +32,8 @@ class Chain:
     """A product, or the two of a gated one, and what follows up to `out`, the result of the last of `members`.
 
     `members` and `products`: equations, the latter in the order in which the contraction has their b. `operands`: what
-    `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out` is pointwise, a
-    pass of XLA's that could do all of `epilogue`, too.
+    `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out` is one
+    pass of XLA's, which could do all of `epilogue`, too.
     """
 
     members: tuple[int, ...]
@@ -96,7 +96,7 @@ def _of_products(
             yield "what is in it is read elsewhere, too"
             continue
         try:
-            is_passed_over = all(i >= 0 and is_pointwise(eqns[i]) for i in readers[out])
+            is_passed_over = _is_passed_over(out, own[-1], eqns, readers)
             contraction, epilogue, operands = _read_by(trees[out], products, out.aval, eqns, makers)
             yield Chain(tuple(own), products, out, contraction, epilogue, operands, is_passed_over)
         except UnfusableError as error:
@@ -146,6 +146,23 @@ def _ancestors(out: Any, makers: Mapping[Any, int], trees: Mapping[Any, Tree], e
             found.add(i)
             todo += [x for x in eqns[i].invars if not isinstance(x, Literal) and x in trees]
     return sorted(found)
+
+
+def _is_passed_over(out: Any, idx: int, eqns: Sequence[Eqn], readers: Mapping[Any, set[int]]) -> bool:
+    """Whether one pass of XLA's reads `out`, made by `eqns[idx]`, and is what all its readers are. It is not where a
+    reduction before the next product, as of a norm, has XLA read it twice."""
+    if any(i < 0 or not is_pointwise(eqns[i]) for i in readers[out]):
+        return False
+    end = next((i for i in range(idx + 1, len(eqns)) if eqns[i].primitive.name == "dot_general"), len(eqns))
+    todo: list[Any] = [out]
+    seen: set[int] = set()
+    while todo:
+        found = {i for i in readers[todo.pop()] if 0 <= i < end} - seen
+        if any(eqns[i].primitive.name.startswith("reduce_") for i in found):
+            return False
+        seen |= found
+        todo += [x for i in found if is_pointwise(eqns[i]) for x in eqns[i].outvars]
+    return True
 
 
 def is_pointwise(eqn: Eqn) -> bool:

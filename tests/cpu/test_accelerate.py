@@ -166,6 +166,21 @@ def test_what_xla_passes_over_anyway_is_left() -> None:
     assert fused(f, X, W, BIAS) == [None]
 
 
+def test_a_residual_before_a_norm() -> None:
+    """The sum is read twice, for the norm and by it, so that it lies in memory anyway."""
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        y = x + x @ w
+        wide = y.astype(F32)
+        z = (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True))).astype(y.dtype)
+        return y + z @ v
+
+    args = struct(M, K), struct(K, K), struct(K, K)
+    assert fused(f, *args) == ["residual", "residual"]
+    own = values(struct(64, 32), struct(32, 32), struct(32, 32))
+    close(accelerate(f)(*own), f(*own))
+
+
 def test_two_products_that_are_added() -> None:
     def f(x: Any, w: Any, b: Any) -> Any:
         return x @ w + b + x @ w
