@@ -43,12 +43,12 @@ PARAMETERS = {
     "clock_idle_ghz": (1.98, 6),
     "clock_slope_ghz": (0.01, 4),
     "l2_read_bytes_per_clk": (20, 90),
-    "half_span": (1, 4),
+    "row_cycles": (0.1, 10),
     "line_cycles": (0.1, 20),
     "turn_cycles": (10, 5000),
     "drain_cycles": (50, 5000),
     "store_bytes_per_clk": (8, 128),
-    "quarter_span": (1, 6),
+    "box_cycles": (1, 400),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm

@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the model's choices lose, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
+    parser.add_argument("--cover", type=int, metavar="N", help="instead: what the catalogue lacks, N products a class")
+    parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
+    parser.add_argument("--budget", type=int, default=40, help="kernels that --cover names (default: %(default)s)")
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
@@ -50,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--products", type=int, default=10_000, help="of --soak, against float64 (default: %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of --random, --regret and --fit (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of --random, --regret, --fit, --cover (default: %(default)s)"
+    )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
 
@@ -71,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import fit
 
         return fit.main(args.fit, args.steps, args.seed)
+    if args.cover is not None:
+        from jax_bwgemm.bench import cover
+
+        return cover.main(args.cover, args.device, args.seed, args.budget)
     if args.meshes:
         from jax_bwgemm.bench import meshes
 

@@ -47,40 +47,40 @@ class Constants:
     special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
     drain_cycles: float = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's
     # 128x256; assumed
-    half_span: float = 1.0  # times as long as one of 128 bytes MMAs read an n-major operand swizzled by 64
-    quarter_span: float = 1.0  # and by 32
+    box_cycles: float = 0.0  # and for each box that a warpgroup stores
+    row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 
 HOPPER_CONSTANTS = Constants(
-    overlap=3.91,
-    memory_overlap=1.74,
-    start_cycles=3860,
-    meeting_cycles=203,
+    overlap=4.36,
+    memory_overlap=1.5,
+    start_cycles=3789,
+    meeting_cycles=4.88,
     l2_read_bytes_per_clk=48.9,
-    l2_alone_bytes_per_clk=83.1,
+    l2_alone_bytes_per_clk=91.8,
     torn_lines=1.48,
-    latency=0.345,
+    latency=0.1,
     clock_idle_ghz=2.75,
     clock_slope_ghz=1.17,
     clock_pairs_ghz=0.0,
-    thread_store_cycles=0.061,  # of our own stores, 16 bytes each; of a fit with results that TMA cannot store
+    thread_store_cycles=0.09,  # of our own stores, 16 bytes each: 4 % more than by TMA for 128x256, as once fitted
     commit_cycles=0.0,  # wgmmas have none
     commit_pair_cycles=0.0,
-    stream_cycles=739,
-    stream_part=2.45,
-    stream_start_cycles=642,
-    stream_skew=1.18,
-    exchange_cycles=569,
-    exchange_cta_cycles=99.2,
-    store_bytes_per_clk=49.7,
-    drain_cycles=1210,
-    line_cycles=2.42,
-    turn_cycles=361,
-    half_span=2.07,  # of 96, 160 or 224 columns
-    quarter_span=5.76,  # of 80, 112, 144, 176 or 208
+    stream_cycles=969,
+    stream_part=2.25,
+    stream_start_cycles=1005,
+    stream_skew=1.04,
+    exchange_cycles=1192,
+    exchange_cta_cycles=157,
+    store_bytes_per_clk=40.0,
+    drain_cycles=1304,
+    box_cycles=69.4,
+    row_cycles=1.65,
+    line_cycles=0.594,
+    turn_cycles=626,
 )  # all fitted, H200
 
 BLACKWELL_CONSTANTS = Constants(

@@ -34,7 +34,7 @@ from jax_bwgemm.facts.tile import (
     store_buffers,
 )
 from jax_bwgemm.planner.cycles import (
-    b_span_bytes,
+    box_cycles,
     commit_cycles,
     epilogue_cycles,
     exchange_cycles,
@@ -110,7 +110,7 @@ def cost(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule | None = N
     us += arch.constants.launch_us + padding_us
     utilisation = problem.flops / (us * 1e6 * peak_tflops(problem, arch))
     waves, rate = num_waves(tile, problem, arch), fill_rate(tile, DTYPE_BYTES[problem.a_dtype], arch)
-    read, interval = l2_bytes(tile, problem), mma_interval(tile, arch, b_span_bytes(tile, problem))
+    read, interval = l2_bytes(tile, problem), mma_interval(tile, arch)
     return Cost(us, utilisation, waves, bound, read, clock, padding_us, interval, rate)
 
 
@@ -172,6 +172,7 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     rate, gate = store_rate(tile, problem, arch), gate_cycles(tile, problem, arch)
     epilogue = commit_cycles(tile, arch)
     epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate) + gate
+    epilogue += box_cycles(tile, problem, arch) if schedule.store == "tma" else 0
     epilogue += exchange_cycles(tile, arch)
     waves = num_waves(tile, problem, arch)
     if not schedule.is_persistent:
@@ -199,7 +200,7 @@ def _step_parts(
 ) -> tuple[float, float, float]:
     """SM cycles of a step if only the tensor cores, the L2 cache or the loads' latency counted."""
     own_clock, in_bytes = clock / arch.clock_ghz, DTYPE_BYTES[problem.a_dtype]
-    mma = mma_cycles(tile, in_bytes, arch, b_span_bytes(tile, problem))
+    mma = mma_cycles(tile, in_bytes, arch)
     mma += 0 if schedule.has_load_warp else arch.constants.issue_cycles
     latency = load_latency(tile, in_bytes, arch) * own_clock
     fill = fill_cycles(tile, problem, arch, schedule.stream.clusters) * own_clock

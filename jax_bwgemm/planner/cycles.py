@@ -8,11 +8,11 @@ from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_part
 from jax_bwgemm.facts.padding import is_torn
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import (
-    SWIZZLE_BYTES,
     WARPS_PER_WARPGROUP,
     Tile,
     column_halves,
     load_box,
+    store_boxes,
     store_rows,
     storing_warps,
 )
@@ -40,39 +40,32 @@ def memory_bytes_per_clk(arch: Arch) -> float:
     return arch.memory_tb_per_s * 1e3 / arch.clock_ghz
 
 
-def b_span_bytes(tile: Tile, problem: Problem) -> int:
-    """Of a row of B in shared memory, as it is swizzled: less than whole for an n-major B whose columns ask for it."""
-    return load_box(tile, "b", problem.b_major, problem.a_dtype)[0] * DTYPE_BYTES[problem.a_dtype]
-
-
-def mma_interval(tile: Tile, arch: Arch, b_span: int = SWIZZLE_BYTES) -> float:
+def mma_interval(tile: Tile, arch: Arch) -> float:
     """Tensor core cycles of one MMA, which covers 32 bytes of k, or of those that lie side by side in a tile: the
     multiplier's rate, or reading the operands.
 
     The rates: wgmma m64nN takes N/2 cycles (measured on an H200); tcgen05.mma N/2, but N/4 with 128 rows over a pair
     (published, B200). A CTA's tensor cores read its rows of A and its columns of B from shared memory, which gives the
     published 32 + N/4 (1-CTA), 32 + N/8 and 16 + N/8 (2-CTA), and the H200's knee at N = 64. For 64 rows on one
-    Blackwell CTA only N/2 is published; the operands' term is below it from N = 64 on. `b_span`: what `b_span_bytes`
-    says; the narrower, the longer B takes to be read.
+    Blackwell CTA only N/2 is published; the operands' term is below it from N = 64 on.
     """
     rows = store_rows(tile, arch.target)
     side_by_side = tile.mma_m // (rows * tile.cta_group)
-    b_rows = tile.load_n * {64: arch.constants.half_span, 32: arch.constants.quarter_span}.get(b_span, 1.0)
-    operands = (rows + b_rows) * MMA_K_BYTES / arch.constants.smem_bytes_per_clk
+    operands = (rows + tile.load_n) * MMA_K_BYTES / arch.constants.smem_bytes_per_clk
     return side_by_side * max(tile.mma_n / (2 * column_halves(tile)), operands)
 
 
-def mma_cycles(tile: Tile, in_bytes: int, arch: Arch, b_span: int = SWIZZLE_BYTES) -> float:
+def mma_cycles(tile: Tile, in_bytes: int, arch: Arch) -> float:
     """Tensor core cycles of one k step of one CTA (or CTA pair)."""
-    return tile.num_accs * mma_interval(tile, arch, b_span) * tile.k_tile * in_bytes / MMA_K_BYTES
+    return tile.num_accs * mma_interval(tile, arch) * tile.k_tile * in_bytes / MMA_K_BYTES
 
 
 def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:
     """L2 cycles of one k step of one CTA, at the device's highest clock; `sharing` clusters divide tiles along k.
 
     The CTAs at work share what all SMs get out of the L2 cache, until one has all that it can take. A row of a load
-    that does not start on a line of 128 bytes lies in one more; one beyond the operand's edge is not read. Nor is a
-    line sooner there than all who want it at the same time have had it, one after the other.
+    that does not start on a line of 128 bytes lies in one more; one beyond the operand's edge is not read, but takes
+    its turn. Nor is a line sooner there than all who want it at the same time have had it, one after the other.
     """
     c, clusters = arch.constants, max(num_tiles(tile, problem), sharing)
     ctas = min(concurrent_clusters(tile, arch), clusters) * tile.cluster_ctas
@@ -81,12 +74,24 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
     inside_a, inside_b = inside(tile, problem)
     torn_a, torn_b = (c.torn_lines if is_torn(problem, x) else 1.0 for x in "ab")
     read = (a * inside_a * torn_a + b * inside_b * torn_b) / rate
-    return max(read, c.line_cycles * max(readers(tile, problem, arch)))
+    turns = c.row_cycles * sum(load_rows(tile, problem, x, c.torn_lines) for x in "ab")
+    return max(read, turns, c.line_cycles * max(readers(tile, problem, arch)))
+
+
+def load_rows(tile: Tile, problem: Problem, operand: str, torn: float) -> float:
+    """Of the boxes that one CTA loads of "a" or "b" for a k step, those beyond the edge, too; one that is read and does
+    not start on a line counts for `torn`."""
+    major, part = (problem.a_major, 0) if operand == "a" else (problem.b_major, 1)
+    in_bytes = DTYPE_BYTES[problem.a_dtype]
+    row_bytes = load_box(tile, operand, major, problem.a_dtype)[0] * in_bytes
+    read = inside(tile, problem)[part] if major == "k" else 1.0
+    lines = torn if is_torn(problem, operand) else 1.0
+    return fill_parts(tile, in_bytes)[part] / row_bytes * (1 + read * (lines - 1))
 
 
 def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:
     """One k step at the device's highest clock, its tensor cores beside the L2 cache."""
-    mma = mma_cycles(tile, DTYPE_BYTES[problem.a_dtype], arch, b_span_bytes(tile, problem))
+    mma = mma_cycles(tile, DTYPE_BYTES[problem.a_dtype], arch)
     return overlapped(mma, fill_cycles(tile, problem, arch, sharing), arch.constants.overlap)
 
 
@@ -113,10 +118,19 @@ def epilogue_cycles(
     """Conversion and store of one CTA's part of the result."""
     c, elems = arch.constants, tile.cta_m * tile.out_n / tile.cluster_k
     rate = store_bytes_per_clk or c.store_bytes_per_clk
-    if store == "threads":
-        return elems * max(c.thread_store_cycles, out_bytes / rate)
     warpgroups = 1 if tile.pingpong else storing_warps(tile, arch.target) // WARPS_PER_WARPGROUP
-    return c.drain_cycles * tile.num_bs * elems / (128 * 256 * warpgroups) + elems * out_bytes / rate
+    drain, moved = c.drain_cycles * tile.num_bs * elems / (128 * 256 * warpgroups), elems * out_bytes / rate
+    if store == "tma":
+        return drain + moved
+    staged = 0 if arch.family.sums_in_tmem else drain  # the published kernels store out of registers
+    return max(staged + moved, elems * c.thread_store_cycles)
+
+
+def box_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
+    """Of the boxes that a warpgroup stores one after the other, beside their elements: its threads meet for each."""
+    if arch.family.sums_in_tmem:
+        return 0.0
+    return arch.constants.box_cycles * -(-store_boxes(tile, problem.out_dtype) // tile.cluster_k)
 
 
 def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:

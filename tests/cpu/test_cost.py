@@ -13,13 +13,14 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import Schedule, cost, memory_bytes, peak_tflops, roofline_us, shipped_schedule
 from jax_bwgemm.planner.cycles import (
-    b_span_bytes,
+    box_cycles,
     epilogue_cycles,
     exchange_cycles,
     fill_cycles,
     fill_rate,
     gate_cycles,
     load_latency,
+    load_rows,
     loaded_clock,
     mma_cycles,
     mma_interval,
@@ -58,13 +59,39 @@ def test_hopper_facts():
     assert fill_rate(WIDE, 2, H200) == pytest.approx(48)
     assert fill_cycles(WIDE, Problem(8192, 8192, 8192), H200) == pytest.approx(48 * 1024 / L2_READ)
     alone = Problem(128, 256, 8192)  # one CTA, which cannot take what all of them get together
-    assert fill_cycles(WIDE, alone, H200) == pytest.approx(48 * 1024 / H200.constants.l2_alone_bytes_per_clk)
+    rows = (128 + 4 * 64) * H200.constants.row_cycles  # of A, and of 4 boxes of B
+    read = 48 * 1024 / H200.constants.l2_alone_bytes_per_clk
+    assert fill_cycles(WIDE, alone, H200) == pytest.approx(max(rows, read))
     torn = Problem(8192, 8192, 8200)  # rows of a start 16 bytes further each; rows of b do not
     parts = 16 * 1024 * H200.constants.torn_lines + 32 * 1024
     assert fill_cycles(WIDE, torn, H200) == pytest.approx(parts / L2_READ)
     assert mma_interval(Tile(64, 64), H200) == 32  # the knee: below, shared memory bounds a wgmma
     assert mma_interval(Tile(64, 32), H200) == 24 > 32 / 2
     assert mma_interval(Tile(128, 256), H200) == 2 * mma_interval(Tile(64, 256), H200)
+
+
+def test_rows_of_loads() -> None:
+    """One of A for each of 64 rows of 128 bytes, also of those that do not exist; one of an n-major B for each k and
+    each swizzle span of columns; a multicast divides them; one that is read and starts off a line counts for more."""
+    few = Problem(4096, 8, 4096)
+    assert load_rows(Tile(64, 64), few, "a", 1.5) == 64 and load_rows(Tile(64, 64), few, "b", 1.5) == 64 * 1.5
+    assert load_rows(Tile(128, 96), LARGE, "b", 1.5) == 3 * 64  # spans of 64 bytes
+    assert load_rows(Tile(128, 96), dataclasses.replace(LARGE, b_major="k"), "b", 1.5) == 96
+    assert load_rows(Tile(128, 96, cluster_m=2), LARGE, "b", 1.5) == 3 * 64 / 2
+    assert load_rows(Tile(64, 64), Problem(8, 4096, 4104), "a", 1.5) == 56 + 8 * 1.5
+    wide, c = Tile(64, 64), H200.constants
+    rows = c.row_cycles * (64 + 64 * c.torn_lines)
+    assert fill_cycles(wide, Problem(64, 8, 4096), H200) == pytest.approx(rows)
+    assert fill_cycles(Tile(128, 256), Problem(64, 8, 4096), B200) < 600  # none is known there
+
+
+def test_boxes_of_a_store() -> None:
+    """Of 64x32 in 16 bits, of 64x16 where 32 columns do not divide the tile's; in a split every CTA stores some."""
+    one = H200.constants.box_cycles
+    assert box_cycles(Tile(128, 128), LARGE, H200) == 4 * one and box_cycles(Tile(128, 80), LARGE, H200) == 5 * one
+    assert box_cycles(Tile(256, 64), LARGE, H200) == 4 * one  # two slabs a warpgroup
+    assert box_cycles(Tile(128, 128, cluster_k=4), LARGE, H200) == 2 * one
+    assert box_cycles(Tile(128, 128), LARGE, B200) == 0
 
 
 @pytest.mark.parametrize("in_dtype, in_bytes, k", [("bfloat16", 2, 64), ("float32", 4, 32), ("float8_e4m3fn", 1, 128)])
@@ -257,9 +284,9 @@ def test_an_edge_is_not_read_and_a_line_is_waited_for():
     tile, pair = Tile(128, 64), Tile(128, 64, cluster_m=2)
     assert inside(tile, few) == (pytest.approx(10632 / (84 * 128)), 8 / 64)
     assert readers(tile, few, H200) == (1, 84) and readers(pair, few, H200) == (1, 42)
-    line = H200.constants.line_cycles
-    assert fill_cycles(tile, few, H200) == pytest.approx(max(84 * line, _read(tile, few)))
-    assert fill_cycles(pair, few, H200) == pytest.approx(max(42 * line, _read(pair, few)))
+    line, row = H200.constants.line_cycles, H200.constants.row_cycles
+    assert fill_cycles(tile, few, H200) == pytest.approx(max(84 * line, (128 + 64) * row, _read(tile, few)))
+    assert fill_cycles(pair, few, H200) == pytest.approx(max(42 * line, (128 + 32) * row, _read(pair, few)))
     assert fill_cycles(tile, few, H200) > fill_cycles(pair, few, H200)
 
 
@@ -268,15 +295,3 @@ def _read(tile, problem):
     rows, cols = inside(tile, problem)
     rate = min(H200.constants.l2_alone_bytes_per_clk, L2_READ * 132 / 84)
     return (rows * 128 + cols * 64 / tile.cluster_m) * 128 / rate
-
-
-def test_a_narrow_swizzle_costs():
-    """n-major, 96 columns are swizzled by 64 bytes and 112 by 32; k-major, by 128 like all."""
-    c, n_major = H200.constants, Problem(4096, 4096, 4096)
-    spans = {mma_n: b_span_bytes(Tile(128, mma_n), n_major) for mma_n in (64, 96, 112, 160, 192, 208, 256)}
-    assert spans == {64: 128, 96: 64, 112: 32, 160: 64, 192: 128, 208: 32, 256: 128}
-    assert b_span_bytes(Tile(128, 112), dataclasses.replace(n_major, b_major="k")) == 128
-    assert mma_interval(Tile(64, 96), H200) == 48
-    assert mma_interval(Tile(64, 96), H200, 64) == pytest.approx((64 + 96 * c.half_span) / 4)
-    assert mma_interval(Tile(64, 112), H200, 32) == pytest.approx((64 + 112 * c.quarter_span) / 4)
-    assert mma_interval(Tile(64, 128), B200, 32) == mma_interval(Tile(64, 128), B200)  # not measured there

@@ -48,6 +48,8 @@ VARIANTS = [
     variant(Tile(64, 64, 128), ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fn"), "kkm"),
     variant(Tile(128, 128, 128, cluster_m=2, promoted=True), ("float8_e4m3fn", "float8_e5m2", "bfloat16"), "kkn"),
     variant(Tile(64, 48, 128, promoted=True), ("float8_e4m3fn", "float8_e4m3fn", "float32"), "kkm"),
+    variant(Tile(64, 16, cluster_k=16), majors="kkm"),  # more CTAs than boxes
+    variant(Tile(64, 64, cluster_k=8)),
 ]
 
 

@@ -81,9 +81,6 @@ class Row:
 
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
 SPLIT, PAIR_SPLIT = Tile(128, 128, cluster_k=4), Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4)
-MULTICAST = tuple(
-    Tile(256, 256, cta_group=2, cluster_m=m, cluster_n=n) for m, n in ((4, 1), (2, 2), (4, 2), (4, 4))
-)  # over a pair alone it is worth little on a B200 (published): for the few who feed large products from L2
 BLACKWELL_BASE = (PAIR, Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256), SMALL)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
@@ -115,6 +112,20 @@ HOPPER_NARROW_ODD = (
     Tile(64, 16, stream_k=True),
     Tile(64, 32, stream_k=True),
 )  # of few rows
+HOPPER_TURNS = tuple(Tile(64, n, cluster_m=2, pingpong=True) for n in (64, 128))  # small tiles of any epilogue
+HOPPER_DEEP = Tile(64, 64, stream_k=True), Tile(64, 64, cluster_k=4)  # few tiles, long sums
+HOPPER_STREAMS = Tile(128, 192, cluster_m=2, stream_k=True), Tile(128, 256, cluster_m=2, stream_k=True)
+HOPPER_F16 = (*HOPPER_TURNS, Tile(64, 192, cluster_m=2, pingpong=True), *HOPPER_DEEP, *HOPPER_STREAMS)
+HOPPER_F16_SWAPPED = (
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+    Tile(64, 32, cluster_m=2),
+    Tile(64, 32, cluster_k=4),
+    Tile(64, 48, cluster_k=4),
+    Tile(128, 16),
+    Tile(128, 192, cluster_m=2),
+)
+HOPPER_DENSE_SWAPPED = Tile(64, 32, cluster_m=2), Tile(64, 48, cluster_m=2), Tile(64, 48, cluster_k=4)
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
 
@@ -137,6 +148,18 @@ ROWS = {
         Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE, RELU, GELU, SILU), c_major="m"),
         Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
         Row(_few_columns("hopper"), BF16_ONLY),
+        # What `bench --cover` says is worth its place beyond the base, in classes that have only that.
+        Row(HOPPER_F16, SAME[1:], ALL_MAJORS[:3]),
+        Row(HOPPER_F16_SWAPPED, SAME[1:], ("mk", "kk"), c_major="m"),
+        Row((*HOPPER_TURNS, HOPPER_DEEP[1]), BF16_OR_F32[1:], ALL_MAJORS[:3]),
+        Row((*HOPPER_TURNS, HOPPER_DEEP[0]), SAME[1:], FORWARD, (BIAS, BIAS_GELU)),
+        Row(HOPPER_DENSE_SWAPPED[:1], SAME[1:], ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
+        Row(HOPPER_TURNS, BF16_ONLY, FORWARD, (*DENSE, RELU, *RESIDUAL[:2])),
+        Row(HOPPER_STREAMS[:1], BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
+        Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
+        Row((Tile(64, 64, cluster_k=2), Tile(64, 192, cluster_m=2, pingpong=True)), FP8[:1], ("kk",)),
+        Row(HOPPER_TURNS[:1], (*FP8[:1], *TF32), ("mk",), c_major="m"),
+        Row((HOPPER_DEEP[0], Tile(128, 64, cluster_n=2, pingpong=True)), TF32, ("kk",)),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED, *GATED, *RESIDUAL[:2])),
@@ -178,7 +201,6 @@ ROWS = {
         Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row(_few_columns("blackwell"), BF16_ONLY),
-        Row(MULTICAST, BF16_ONLY, FORWARD),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), SAME, FORWARD, FUSED),
         Row((PAIR, SMALL), SAME, FORWARD, GATED),
