@@ -116,7 +116,7 @@ def _without_us(case: Case, arch: Arch, best_us: float) -> float:
     """Of a kernel that ships without the epilogue, and XLA's pass over its result behind it; or of XLA alone."""
     plain = [us for own, us in _times(case.problem, arch).items() if own in _listed(arch.target)]
     fused, size = case.fused, case.batch * case.m * case.n * DTYPE_BYTES[case.out_dtype]
-    passes_us = pass_us(size * (2 + fused.epilogue.has_residual), arch)
+    passes_us = pass_us(size * (2 + fused.epilogue.num_matrices), arch)
     return min([us + passes_us for us in plain if not fused.epilogue.is_identity] + [UNSERVED * best_us])
 
 
