@@ -1,4 +1,4 @@
-"""Feed-forward blocks on a GPU: values and gradients of bfloat16 against float64, at sizes that no tile divides, too."""
+"""Feed-forward blocks on a GPU: values and gradients of bfloat16 against float64, also of sizes that no tile has."""
 
 from __future__ import annotations
 
