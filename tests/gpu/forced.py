@@ -23,6 +23,12 @@ from jax_bwgemm.runtime.launch import request
 def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., jax.Array]:
     """A function of a, b and what the epilogue takes, as stored; the result as it is stored. `settings` replace the
     planner's, such as raster_order="snake" or stream=Stream(2, 4)."""
+    products = all_forced(entry, problem, arch, **settings)
+    return lambda *operands: products(*operands)[0]
+
+
+def all_forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., list[jax.Array]]:
+    """As `forced`, with every result; of a gated product, `up` comes behind b."""
     ffi.register(artifacts.launch_dirs())
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
@@ -33,11 +39,13 @@ def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Calla
     call = jax.ffi.ffi_call(ffi.TARGET_NAME, [jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in made.results])
     attrs: dict[str, Any] = ffi.as_hlo(made.attributes)
 
-    def product(a: jax.Array, b: jax.Array, *rest: jax.Array) -> jax.Array:
-        out: jax.Array = call(_padded(a), _padded(b), *rest, **attrs)[0]
-        return out
+    count = 1 + problem.num_bs
 
-    return product
+    def products(*operands: jax.Array) -> list[jax.Array]:
+        found: list[jax.Array] = call(*map(_padded, operands[:count]), *operands[count:], **attrs)
+        return found[: len(problem.results)]
+
+    return products
 
 
 def _padded(x: jax.Array) -> jax.Array:

@@ -13,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES, Problem
+from jax_bwgemm.facts.epilogue import in_place
+from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, FP8_DTYPES, Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.artifacts import Entry, Manifest
 from jax_bwgemm.runtime.decision import target_arch
 from tests.cases import GATES, Case, activation_of, gate_error, has
-from tests.gpu.forced import forced
+from tests.gpu.forced import all_forced, forced
 
 ARCH = target_arch(None)
 # Half a unit in the last place of the output; and what each MMA adds: the tensor cores truncate the partial sum, whose
@@ -47,13 +49,15 @@ def _entries() -> list[Entry]:
     return [e for manifest in manifests for e in manifest.entries.values() if e.variant.target == ARCH.target]
 
 
-ENTRIES = _entries()
+ALL = _entries()
+ENTRIES = [e for e in ALL if in_place(e.variant.steps) is not None]  # of `activation(alpha * acc + bias) + residual`
+OTHERS = [e for e in ALL if e not in ENTRIES]  # of other expressions, several results, two b
 
 
 def edge_shapes(variant: Variant) -> list[tuple[int, int, int, int]]:
     """(m, n, k, l): next to nothing, one less and one more than a tile, whole clusters, many k tiles."""
     tile, step = variant.tile, 16 // min(DTYPE_BYTES[variant.a_dtype], DTYPE_BYTES[variant.out_dtype])
-    m, n, k = tile.cta_m, tile.mma_n, tile.k_tile
+    m, n, k = tile.cta_m, tile.out_n, tile.k_tile
     shapes = [
         (step, step, step, 1),
         (m - step, max(n - step, step), k - step, 2),
@@ -70,7 +74,7 @@ def edge_shapes(variant: Variant) -> list[tuple[int, int, int, int]]:
 @pytest.mark.skipif(not ENTRIES, reason="no GPU that has kernels, or no cubins: run `python -m jax_bwgemm build`")
 def test_the_manifest_covers_every_tile_of_the_target() -> None:
     assert isinstance(ARCH, Arch)
-    tiles = {dataclasses.replace(e.variant.tile, k_tile=64) for e in ENTRIES}
+    tiles = {dataclasses.replace(e.variant.tile, k_tile=64) for e in ALL}
     family = ARCH.family.name
     assert tiles >= {*SHIPPED_TILES[family], *NARROW_TILES[family], *SWAPPED_TILES[family]}
 
@@ -79,6 +83,46 @@ def test_the_manifest_covers_every_tile_of_the_target() -> None:
 def test_against_float64(entry: Entry) -> None:
     for i, shape in enumerate(edge_shapes(entry.variant)):
         _check(entry, shape, seed=i)
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=lambda e: e.name)
+def test_expressions_against_float64(entry: Entry) -> None:
+    """Every element of every result, within its own rounding and those of what it is made from."""
+    for i, shape in enumerate(edge_shapes(entry.variant)):
+        _check_expression(entry, shape, seed=i)
+
+
+def _check_expression(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
+    assert isinstance(ARCH, Arch)
+    variant, (m, n, k, batch), rng = entry.variant, shape, np.random.default_rng(seed)
+    b_batch, epilogue = (batch if seed % 2 else 1), variant.steps
+    problem = Problem(
+        m, n, k, batch, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
+        batch, b_batch, epilogue, variant.c_major,
+    )  # fmt: skip
+
+    def random(shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> np.ndarray:
+        return (rng.standard_normal(shape, np.float32) * scale).astype(jnp.dtype(dtype))
+
+    a = random((batch, *((m, k) if variant.a_major == "k" else (k, m))), variant.a_dtype)
+    stored_b = (b_batch, *((k, n) if variant.b_major == "n" else (n, k)))
+    bs = [random(stored_b, variant.b_dtype, k**-0.5) for _ in range(problem.num_bs)]
+    extras = [random(x.shape, x.dtype) for x in problem.extras]
+    results = jax.jit(all_forced(entry, problem, ARCH))(*map(jnp.asarray, (a, *bs, *extras)))
+    left = a.astype(np.float64) if variant.a_major == "k" else a.astype(np.float64).swapaxes(1, 2)
+    rights = [b.astype(np.float64) if variant.b_major == "n" else b.astype(np.float64).swapaxes(1, 2) for b in bs]
+    known = dict(zip(("acc", "up"), (left @ right for right in rights), strict=False))
+    known |= dict(epilogue.scalars) | {
+        x.role: y.astype(np.float64) for x, y in zip(problem.extras, extras, strict=True)
+    }
+    terms = 1 + sum(np.abs(x) for x in known.values())
+    for got, (role, node) in zip(results, epilogue.results, strict=True):
+        want = evaluate(node, known)
+        loss = 2.0**-9 if variant.out_dtype in COARSE_DTYPES else 2.0**-12
+        error = np.abs(np.asarray(got, np.float64) - want) / (
+            HALF_ULP[variant.out_dtype] * np.abs(want) + loss * terms**2
+        )
+        assert error.max() <= 1, f"{role} of {entry.name} at {shape}: {error.max():.3g} of the bound"
 
 
 @pytest.mark.parametrize("m", [1, 7, 63, 65, 127, 129, 257])
@@ -92,7 +136,7 @@ def test_any_number_of_rows(m: int) -> None:
 @pytest.mark.parametrize("k", [16, 200, 1032])
 def test_a_residual_of_many_tiles(k: int) -> None:
     """A CTA has several, after main loops of one stage, in which the next residual is hardly there, or of many."""
-    for entry in (e for e in ENTRIES if e.variant.moves):
+    for entry in (e for e in ENTRIES if e.variant.moves.matrices):
         _check(entry, (1032, 2056, k, 3), seed=k)
 
 
