@@ -79,7 +79,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
 def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
     """As the kernel gets it: a and b padded."""
     p = plan.problem
-    if buffer.role in ("a", "b", UP.role):
+    if buffer.role in ("a", "b", UP.role) and not buffer.is_result:
         return padded_shape(p, "a" if buffer.role == "a" else "b")
     sizes = {"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes}
     return tuple(sizes[dim] for dim in buffer.dims)
