@@ -23,7 +23,7 @@ from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
 from jax_bwgemm.kernels.params import Params
-from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
+from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues, wait_for_loads
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import ElementOutlet, row_outlet
 from jax_bwgemm.kernels.walk import Walk
@@ -86,7 +86,7 @@ class Drain:
     @cute.jit
     def take(self, acc_idx: Any, box: Any, stage: Int32) -> None:
         cute.copy(self.t2r, self.Tt[None, None, None, box, acc_idx, stage], self.sums)
-        cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
+        wait_for_loads(self.sums)
 
     @cute.jit
     def add_residual(self, buffer: Int32) -> None:
