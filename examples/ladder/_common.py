@@ -132,7 +132,7 @@ def emulate(
     params = rung.params(shape, [memory.register(array, name) for name, array in zip("abc", (a, b, c), strict=True)])
     grid = rung.facts().grid(*shape[:2], max_clusters)
     launch = Launch(grid, (rung.num_threads, 1, 1), tuple(params), rung.cluster, rung.smem_bytes, kernel.entry)
-    return c, run(kernel.module, launch, memory, schedule, tmem_scoreboard=True, observer=observer)
+    return c, run(kernel.module, launch, memory, schedule, observer=observer)
 
 
 def rung_of(name: str) -> Rung:

@@ -31,6 +31,7 @@ from cutlass.tensor_utils import LayoutEnum
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
+from jax_bwgemm.kernels.sm100_tmem import wait_for_loads
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)
@@ -157,7 +158,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
             acc = store.wait_and_advance()
             for i in cutlass.range_constexpr(BOXES):
                 cute.copy(t2r, Tt[None, None, None, 0, i, acc.index], values)
-                cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
+                wait_for_loads(values)  # tcgen05.wait::ld
                 if cutlass.const_expr(i == BOXES - 1):  # all is in registers: the MMAs may have the accumulator back
                     with cute.arch.elect_one():
                         acc.release()

@@ -25,6 +25,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.kernels.sm100_tmem import wait_for_loads
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)
@@ -127,7 +128,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
     Cs, Cg = cpasync.tma_partition(tma_c, 0, alone, cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2))
     for i in cutlass.range_constexpr(BOXES):
         cute.copy(t2r, Tt[None, None, None, 0, i], values)
-        cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
+        wait_for_loads(values)  # tcgen05.wait::ld
         rounded.store(values.load().to(BFloat16))
         cute.copy(r2s, Rr, Rs[None, None, None, i])
         cute.arch.fence_proxy("async.shared", space="cta")  # what threads wrote, TMA may read

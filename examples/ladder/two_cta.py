@@ -24,6 +24,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.kernels.sm100_tmem import wait_for_loads
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)
@@ -118,7 +119,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, c: cute.Pointer, m: Int32
     row = m_idx * CTA_M + tidx
     for i in cutlass.range_constexpr(MMA_N // STORE_COLS):
         cute.copy(t2r, Tt[None, None, None, 0, i], values)
-        cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
+        wait_for_loads(values)  # tcgen05.wait::ld
         for j in cutlass.range_constexpr(STORE_COLS):
             rounded[j] = values[j].to(BFloat16)
         for j in cutlass.range_constexpr(STORE_COLS // 8):

@@ -21,10 +21,10 @@ What is assumed, since the PTX ISA or the machines at hand do not settle it:
   `tests/emu/machine_code.py` looks at some of the last.
 """
 
+from jax_bwgemm.emulator.buffers import Memory
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import EmulatorError, Fault, LaunchError, PtxSyntaxError, UnsupportedInstruction, Where
 from jax_bwgemm.emulator.launch import Counters, Launch, run
-from jax_bwgemm.emulator.memory import Memory
 from jax_bwgemm.emulator.observe import Observer, Trace
 from jax_bwgemm.emulator.parser import parse
 from jax_bwgemm.emulator.tensormap import TensorMap

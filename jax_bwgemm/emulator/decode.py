@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_bwgemm.emulator.errors import LaunchError, UnsupportedInstruction
+from jax_bwgemm.emulator.flow import basic_blocks, local_slots, named_registers
+from jax_bwgemm.emulator.specials import SPECIALS
 from jax_bwgemm.emulator.syntax import (
     Entry,
     Imm,
@@ -18,10 +20,8 @@ from jax_bwgemm.emulator.syntax import (
     Mem,
     Missing,
     Modifiers,
-    Not,
     Operand,
     Operands,
-    Pair,
     Reg,
     Sink,
     Symbol,
@@ -33,15 +33,6 @@ BLOCK, EXIT, SPLIT = -1, -2, -3  # the warp must wait here; it has ended; its la
 
 PARAM_BASE = 1 << 44  # generic address of the parameter space
 SHARED_BASE = 1 << 45  # generic address of shared memory: base + 32-bit shared address
-_TRIPLES = ("tid", "ntid", "ctaid", "nctaid", "cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid")
-_SINGLES = ("laneid", "warpid", "cluster_ctarank", "cluster_nctarank", "smid", "clock", "dynamic_smem_size")
-SPECIALS = {
-    **{f"%{name}.{axis}": 32 for name in _TRIPLES for axis in "xyz"},
-    **{f"%{name}": 32 for name in _SINGLES},
-    "%clock64": 64,
-    "%globaltimer": 64,
-    "%is_explicit_cluster": 1,
-}  # special registers that are modelled, and their bits
 SHARED_OFFSET = 0x400  # the first KiB of shared memory is reserved on sm_90 and later (CUDA programming guide)
 
 
@@ -217,7 +208,7 @@ class Decoder:
     def _check_dests(self, op: Pure | Effect) -> None:
         assert self.instr is not None
         written = dict(op.dests)
-        for reg in (reg for operand in self.instr.operands for reg in _regs(operand)):
+        for reg in (reg for operand in self.instr.operands for reg in named_registers(operand)):
             if written.get(reg.slot, reg.bits) != reg.bits:
                 need = written[reg.slot]
                 raise self.unsupported(f"a register of {need} bits is required, got {reg.name} of {reg.bits}")
@@ -280,7 +271,7 @@ def decode(entry: Entry, params: bytes, target: str = "") -> Program:
     pure.append(None)
     effects.append(_fell_off)
     dests.append(())
-    blocks = _blocks(entry)
+    blocks = basic_blocks(entry)
     template: list[Any] = [UNDEFINED] * decoder.num_slots
     for slot, value in decoder.constants.items():
         template[slot] = value
@@ -291,7 +282,7 @@ def decode(entry: Entry, params: bytes, target: str = "") -> Program:
         effects,
         dests,
         blocks,
-        _local_slots(entry, dests, blocks, decoder.num_slots),
+        local_slots(entry, dests, blocks, decoder.num_slots),
         template,
         decoder.specials,
         decoder.shared_at,
@@ -316,57 +307,3 @@ def _guarded(op: Pure | Effect, instr: Instr) -> Effect:
         return warp.under(warp.regs[slot] ^ negate, op)
 
     return Effect(run, op.dests)
-
-
-def _blocks(entry: Entry) -> list[tuple[int, int]]:
-    """(first, last) pc of the basic block of each pc."""
-    leaders = set(entry.labels.values()) | {0}
-    for pc, instr in enumerate(entry.body):
-        if instr.opcode.split(".")[0] in ("bra", "ret", "exit"):
-            leaders.add(pc + 1)
-    starts = sorted(leaders | {len(entry.body)})
-    blocks = []
-    for first, after in zip(starts, [*starts[1:], len(entry.body) + 1], strict=True):
-        blocks += [(first, after - 1)] * (after - first)
-    return blocks
-
-
-def registers(operand: Operand | None) -> list[int]:
-    """The slots that an operand names."""
-    return [reg.slot for reg in _regs(operand)]
-
-
-def _regs(operand: Operand | None) -> list[Reg]:
-    if isinstance(operand, Reg):
-        return [operand]
-    if isinstance(operand, Mem):
-        return _regs(operand.base) + [reg for c in operand.coords for reg in _regs(c)]
-    if isinstance(operand, Vec):
-        return [reg for item in operand.items for reg in _regs(item)]
-    if isinstance(operand, Pair):
-        return _regs(operand.first) + _regs(operand.second)
-    if isinstance(operand, Not):
-        return _regs(operand.operand)
-    return []
-
-
-def _local_slots(
-    entry: Entry, dests: list[tuple[tuple[int, int], ...]], blocks: list[tuple[int, int]], num_slots: int
-) -> list[bool]:
-    """Registers that live within one basic block, written there before they are read: a lane that sits the block out
-    never sees them, so a partial mask may overwrite them whole."""
-    home: list[int | None] = [None] * num_slots
-    local = [True] * num_slots
-    for pc, instr in enumerate(entry.body):
-        written = {slot for slot, _ in dests[pc]}
-        skip = written if instr.operands and not isinstance(instr.operands[0], Mem) else set()
-        reads = [s for i, o in enumerate(instr.operands) for s in registers(o) if i or s not in skip]
-        reads += registers(instr.guard)
-        for slot in reads:
-            if home[slot] != blocks[pc][0]:
-                local[slot] = False
-        for slot in written:
-            if home[slot] not in (None, blocks[pc][0]) or instr.guard is not None:
-                local[slot] = False
-            home[slot] = blocks[pc][0]
-    return local

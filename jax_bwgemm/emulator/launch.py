@@ -27,13 +27,13 @@ from jax_bwgemm.emulator import (
     tmem_access,
     wgmma,
 )
+from jax_bwgemm.emulator.buffers import Memory
 from jax_bwgemm.emulator.cluster import Cluster, Dim
 from jax_bwgemm.emulator.counters import Counters
 from jax_bwgemm.emulator.decode import SHARED_OFFSET, decode
 from jax_bwgemm.emulator.engine import Schedule
 from jax_bwgemm.emulator.errors import Fault, LaunchError
 from jax_bwgemm.emulator.global_order import GlobalOrder
-from jax_bwgemm.emulator.memory import Memory
 from jax_bwgemm.emulator.observe import Observer
 from jax_bwgemm.emulator.parser import MAX_SHARED_BYTES
 from jax_bwgemm.emulator.syntax import Entry, Module

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.emulator.decode import BLOCK, EXIT, SPLIT, Effect, Program, Pure, registers
+from jax_bwgemm.emulator.decode import BLOCK, EXIT, SPLIT, Effect, Program, Pure
 from jax_bwgemm.emulator.engine import Waitable
 from jax_bwgemm.emulator.errors import Fault, Where
+from jax_bwgemm.emulator.flow import registers
 from jax_bwgemm.emulator.races import KNOWN, Clock
 from jax_bwgemm.emulator.values import IN_FLIGHT, NUM_LANES, UNDEFINED, NoValue, Value, select
 

@@ -24,7 +24,7 @@ from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
 from jax_bwgemm.kernels.params import Params
-from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues
+from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues, wait_for_loads
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import ElementOutlet, row_outlet
 from jax_bwgemm.kernels.walk import Walk
@@ -92,7 +92,8 @@ class Drain:
         for i in cutlass.range_constexpr(len(self.sums)):
             at = box + i * self.in_acc
             cute.copy(self.t2r, self.Tt[None, None, None, at, acc_idx, stage], self.sums[i])
-        cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld
+        for i in cutlass.range_constexpr(len(self.sums)):
+            wait_for_loads(self.sums[i])
 
     def matrices(self, pipe: Any, state: Any) -> tuple[cute.Tensor, ...]:
         """A thread's registers of each, once they are there."""

@@ -89,7 +89,7 @@ class Kernel:
         memory = Memory()
         named = zip(map(_name, self.entry.recipe.buffers), (*arrays, *results), strict=True)
         launch = self._launch([memory.register(array, name) for name, array in named])
-        counters = run(self.module, launch, memory, **{"tmem_scoreboard": True, **options})
+        counters = run(self.module, launch, memory, **options)
         return results[0], counters
 
     def _launch(self, addresses: list[int]) -> Launch:

@@ -120,7 +120,7 @@ def run_matmul(
         smem_bytes=facts.smem_bytes,
         entry=facts.entry,
     )
-    counters = run(module, launch, memory, schedule, demand_grid_wait=True, tmem_scoreboard=True, **options)
+    counters = run(module, launch, memory, schedule, demand_grid_wait=True, **options)
     return out if variant.c_major == "n" else out.swapaxes(1, 2), counters
 
 

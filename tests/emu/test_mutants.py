@@ -32,7 +32,7 @@ CAUGHT = {
     "the accumulator is read without a wait": "read-before-completion uninitialised-read",
     "the loader leaves one stage behind": "exit-in-flight",
     "TMEM is freed without waiting for the peer": "exit-in-flight",
-    "no tcgen05.wait::ld": "missing-tmem-wait",
+    "no tcgen05.wait::ld": "register-in-flight",
     "loads wait for the other parity": "deadlock",
     "MMAs wait for the other parity": "deadlock read-before-completion uninitialised-read",
     "the wait for a free accumulator has the other parity": "deadlock",

@@ -49,14 +49,14 @@ def registers(count: int, first: int = 100) -> str:
     return ", ".join(f"%r{first + j}" for j in range(count))
 
 
-def transfer(body: str, count: int, lane: int = 0) -> np.ndarray:
+def transfer(body: str, count: int, lane: int = 0, **options: bool) -> np.ndarray:
     """`body` finds FILL in lanes 0..31, columns 0..63; registers 200.. of each thread come back."""
     fill = "mul.lo.s32 %r30, %r1, 65536;" + "".join(
         f"add.s32 %r{100 + c}, %r30, {0x7000_0000 + 7 * c};" for c in range(64)
     )
     text = TRANSFER.format(fill=fill, first=registers(64), lane=lane << 16, body=body) + store_registers(count, 200)
     out = np.zeros((32, count), np.uint32)
-    run_snippet(text, (out,))
+    run_snippet(text, (out,), **options)
     return out
 
 
@@ -277,6 +277,15 @@ def test_registers_have_no_value_before_the_wait(body: str) -> None:
 def test_registers_have_a_value_behind_the_wait() -> None:
     body = LOAD + LOAD.replace("%r20", "%r21").replace("[%r25]", "[%r25+2]") + WAIT + "add.s32 %r201, %r201, %r210;"
     assert (transfer(body, 2)[:, 1] == FILL[:, 1] + FILL[:, 2]).all()
+
+
+def test_a_scoreboard_takes_the_place_of_the_wait() -> None:
+    """Before the registers are read, not before the load is handed on."""
+    got = transfer(LOAD + "add.s32 %r201, %r201, 1;", 2, tmem_scoreboard=True)
+    assert (got[:, 1] == FILL[:, 1] + 1).all()
+    with pytest.raises(Fault) as error:
+        transfer(LOAD + "add.s32 %r201, %r201, 1; bar.sync 0;", 2, tmem_scoreboard=True)
+    assert error.value.rule == "missing-tmem-wait"
 
 
 def test_a_load_that_nobody_waits_for_is_not_handed_on() -> None:
