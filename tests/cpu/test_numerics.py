@@ -61,6 +61,11 @@ def test_one_rounding_to_the_nearest_even() -> None:
     np.testing.assert_array_equal(results(np.float32([1.0, 1 + 2**-7]), bias=bias), [1.0, 1 + 2**-6])
 
 
+def test_xla_on_a_cpu_flushes_subnormals() -> None:
+    """As kernels do not (`tests/emu/test_summation.py`)."""
+    np.testing.assert_array_equal(results(np.float32([1e-39, -1e-39, 2.5e-38])) != 0, [False, False, True])
+
+
 def test_a_nan_stays_in_its_row_and_column() -> None:
     a, b = np.ones((4, 64), np.float32), np.ones((64, 32), np.float32)
     a[1, 3], b[5, 7] = np.nan, np.inf

@@ -16,7 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iostream>
+#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
