@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jax_bwgemm.cli.explain_json import of_function
 from jax_bwgemm.cli.main import main
+from jax_bwgemm.explain import FunctionExplanation
+from jax_bwgemm.runtime.record import Product
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -201,3 +205,10 @@ def test_without_matplotlib_a_plot_says_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and not (ROOT / "x.png").exists()
     assert done.stderr.endswith("plots require matplotlib, which is not installed: pip install matplotlib\n")
+
+
+def test_a_time_that_is_unknown_is_null() -> None:
+    """JSON has no infinity."""
+    unknown = FunctionExplanation((Product("4x4x4", "kernel", math.inf), Product("8x8x8", "kernel", 1.5)))
+    found = json.loads(json.dumps(of_function(unknown), allow_nan=False))
+    assert found["us"] is None and [product["us"] for product in found["products"]] == [None, 1.5]
