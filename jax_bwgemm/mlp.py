@@ -146,7 +146,7 @@ def _block(
     unit(activation)  # or an error
     x, w_out = of_one_dtype(as_array("x", x), as_array("w_out", w_out))
     ws = [of_one_dtype(x, as_array(role, w))[1] for role, w in weights]
-    if any(w.dtype != x.dtype for w in (*ws, w_out)) or x.dtype.itemsize == 1 or x.dtype.kind not in "fV":
+    if any(w.dtype != x.dtype for w in (*ws, w_out)) or str(x.dtype) not in ("bfloat16", "float16", "float32"):
         got = ", ".join(str(w.dtype) for w in (x, *ws, w_out))
         raise ValueError(f"`{name}` requires operands of one dtype, bfloat16, float16 or float32, got {got}")
     for w in (*ws, w_out):

@@ -16,6 +16,7 @@ from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.recipe import Buffer, Recipe, TensorMap, leaf_bytes
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.units import pullback, unit
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.kernels.aot.refusals import lay_out
 from jax_bwgemm.planner.plan import Plan
@@ -65,6 +66,19 @@ def test_buffers_are_as_the_kernel_gets_them() -> None:
     other = request(swapped, fake_entry(variant_for(PROBLEM.transposed, TILE, "sm_90a")))
     assert [x.shape for x in other.operands] == [(3, 100, 520), (1, 1000, 104), (520,), (3, 1000, 520)]
     assert other.results[0].shape == (3, 1000, 520)
+
+
+def test_a_result_is_never_padded() -> None:
+    """Of a unit's pullback, the cotangents of both sums: the second has the role of an operand of gated products."""
+    epilogue = pullback("silu", is_gated=True)
+    problem = Problem(200, 120, 64, epilogue=epilogue)
+    made = request(dataclasses.replace(PLAN, problem=problem), fake_entry(variant_for(problem, TILE, "sm_90a")))
+    assert [x.shape for x in made.results[:2]] == [(1, 200, 120)] * 2
+    gated = Problem(200, 120, 60, epilogue=unit("silu", is_gated=True))
+    tile = dataclasses.replace(TILE, gated=True)
+    made = request(dataclasses.replace(PLAN, problem=gated), fake_entry(variant_for(gated, tile, "sm_90a")))
+    assert [x.shape for x in made.operands] == [(1, 200, 64), (1, 60, 120), (1, 60, 120)]
+    assert made.attributes["mma_n"] == 2 * made.attributes["out_n"]
 
 
 def test_the_launcher_takes_the_request() -> None:

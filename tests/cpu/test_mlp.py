@@ -256,6 +256,7 @@ def test_what_ships_is_what_layers_ask(target: str, activation: str) -> None:
         (lambda x, w, v: mlp(x, w, v.T, residual=w), "`residual` requires the result's shape"),
         (lambda x, w, v: mlp(x, w, v.T, activation="no"), "`activation` requires one of"),
         (lambda x, w, v: mlp(*(y.astype(jnp.int8) for y in (x, w, v.T))), "of one dtype, bfloat16, float16"),
+        (lambda x, w, v: mlp(*(y.astype(jnp.float8_e4m3fn) for y in (x, w, v.T))), "of one dtype, bfloat16, float16"),
         (lambda x, w, v: gated_mlp(x, w, v, v.T, bias_gate=v[0]), "both biases or none, got only `bias_gate`"),
         (lambda x, w, v: gated_matmul(x, w, v, tile=Tile(128, 128)), "`gated` requires True"),
     ],
