@@ -83,11 +83,40 @@ def test_stores_in_flight() -> None:
 def test_a_residuals_counts() -> None:
     """On Blackwell for all store groups; on Hopper for each warpgroup: 64 rows of 64 bytes, and four warps."""
     assert pipelines.residual_empty_arrivals() == pipelines.residual_summed_arrivals() == 4
-    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_100a") == 128 * 64
-    assert pipelines.residual_full_bytes(PAIR_128, "float32", "sm_100a") == 2 * 64 * 64
-    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_90a") == 64 * 64
-    assert pipelines.residual_full_bytes(Tile(128, 128, pingpong=True), "float32", "sm_90a") == 64 * 64
-    assert pipelines.residual_full_bytes(Tile(128, 16), "bfloat16", "sm_90a") == 64 * 32
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_100a", Moves(1)) == 128 * 64
+    assert pipelines.residual_full_bytes(PAIR_128, "float32", "sm_100a", Moves(1)) == 2 * 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_90a", Moves(1)) == 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 128, pingpong=True), "float32", "sm_90a", Moves(1)) == 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 16), "bfloat16", "sm_90a", Moves(1)) == 64 * 32
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_90a", Moves(2, 2)) == 2 * 64 * 64
+
+
+def test_buffers_of_several_matrices_and_results() -> None:
+    """Hopper: a place has a buffer for each, 8 of 4 KiB for a warpgroup in all. Blackwell: matrices have their own."""
+    tile = Tile(128, 256)
+    assert [Moves(*x).planes for x in ((0, 1), (0, 3), (1, 1), (1, 2), (2, 2), (2, 3))] == [1, 1, 1, 2, 2, 3]
+    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 4  # of 8 boxes, half a tile ahead
+    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 3)) == 2
+    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 4
+    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 2 * 4 * 2 * 4096
+    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 2 * 4 * 4096
+    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_100a", Moves(2, 2)) == 3 * 4 * 128 * 64
+    assert tiles.num_stages(tile, "bfloat16", "bfloat16", H200, Moves(2, 2)) == 3  # (227 KiB - 1 KiB - 64 KiB) / 48 KiB
+    assert not tiles.defers_store(tile, "bfloat16", "tma", "sm_90a", moves=Moves(0, 2))
+
+
+def test_a_gated_tile_has_half_of_its_columns_in_the_result() -> None:
+    tile = Tile(128, 256, cluster_m=2, gated=True)
+    assert (tile.out_n, tile.num_bs, tile.load_n) == (128, 2, 256)
+    assert tiles.load_box(tile, "b", "k", "bfloat16") == (64, 64)  # 128 columns of each, by two CTAs
+    assert tiles.load_box(tile, "b", "n", "bfloat16") == (64, 32)
+    assert tiles.stage_bytes(tile, "bfloat16") == tiles.stage_bytes(Tile(128, 256), "bfloat16")
+    assert tiles.store_boxes(tile, "bfloat16") == 4 and tiles.store_boxes(Tile(128, 256), "bfloat16") == 8
+    assert tiles.workspace_bytes(Tile(128, 256, stream_k=True, gated=True), 3) == 4096 + 3 * 128 * 256 * 4
+    pair = Tile(256, 256, cta_group=2, cluster_m=2, gated=True)
+    assert tiles.load_box(pair, "b", "k", "bfloat16") == (64, 128)  # all of one b: the other CTA has the other
+    assert tiles.acc_cols(pair) == 256 and tiles.acc_stages(pair) == 2
+    assert Tile.from_str(str(tile)) == tile and str(tile) == "128x256x64_cta1_cluster2x1_gated"
     assert [pipelines.residual_stores_in_flight(buffers) for buffers in (1, 2, 3, 8)] == [0, 1, 2, 2]
 
 
@@ -115,7 +144,7 @@ def test_buffers_that_a_residual_and_then_the_result_are_in(
     assert tiles.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
     box_bytes = tiles.store_box_bytes(tile, out, "sm_90a")
     assert tiles.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
-    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100a", True) == 4
+    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100a", Moves(1)) == 4
     assert not tiles.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
 
 

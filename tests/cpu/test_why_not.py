@@ -8,14 +8,17 @@ import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, PAIR, PROBLEM, TF32, changed
 
 from jax_bwgemm.facts.arch import ARCHS
-from jax_bwgemm.facts.epilogue import ACC, Apply, Epilogue, chain
+from jax_bwgemm.facts.epilogue import ACC, Apply, Epilogue, chain, parse
 from jax_bwgemm.facts.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.units import unit
 from jax_bwgemm.planner.plan import candidates
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
 ADDED = chain(has_residual=True)
+GATED = Tile(128, 256, cluster_m=2, gated=True)
+GATE = dataclasses.replace(PROBLEM, epilogue=unit("silu", is_gated=True))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +61,15 @@ def test_legal(tile, problem, arch):
             Tile(128, 128, cluster_k=4),
             changed(epilogue=ADDED),
             H200,
-            "a residual requires rows that TMA can step over and no split along k, got 4096x4096x4096 bfloat16*bfloat16"
-            "->bfloat16 a:k-major b:n-major residual in 128x128x64_cta1_cluster1x1x4",
+            "a matrix that is read requires rows that TMA can step over and no split along k, got 4096x4096x4096 "
+            "bfloat16*bfloat16->bfloat16 a:k-major b:n-major residual in 128x128x64_cta1_cluster1x1x4",
         ),
         (
             BEST_H200,
             changed(n=4095, epilogue=ADDED),
             H200,
-            "a residual requires rows that TMA can step over and no split along k, got 4096x4095x4096 bfloat16*bfloat16"
-            f"->bfloat16 a:k-major b:n-major residual in {BEST_H200}",
+            "a matrix that is read requires rows that TMA can step over and no split along k, got 4096x4095x4096 "
+            f"bfloat16*bfloat16->bfloat16 a:k-major b:n-major residual in {BEST_H200}",
         ),
         (
             Tile(128, 256, cluster_m=3),
@@ -292,24 +295,63 @@ def test_legal(tile, problem, arch):
             "`k` requires 1..2147483584, got 2147483648",
         ),
         (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True).transposed), H200, None),
+        (BEST_H200, changed(c_major="m", epilogue=chain(1.0, True)), H200, None),  # a vector across the rows
+        (BEST_H200, changed(epilogue=Epilogue(Apply("mul", (ACC, Apply("sigmoid", (ACC,)))))), H200, None),
+        (BEST_H200, changed(epilogue=Epilogue(seconds=(("before", ACC),))), H200, None),
         (
             BEST_H200,
-            changed(c_major="m", epilogue=chain(1.0, True)),
+            changed(epilogue=Epilogue(parse("add(add(acc, x:mn), add(y:mn, z:mn))"))),
             H200,
-            "a step of an epilogue requires `alpha` to multiply by, a `bias` along m or, last, a `residual` to add, "
-            "got add(acc, bias:n)",
+            "an epilogue requires at most 2 matrices to read, got 3",
         ),
         (
             BEST_H200,
-            changed(epilogue=Epilogue(Apply("mul", (ACC, Apply("sigmoid", (ACC,)))))),
+            changed(epilogue=Epilogue(seconds=tuple((role, ACC) for role in "xyz"))),
             H200,
-            "a kernel requires an epilogue whose steps take what the one before gave, got mul(acc, sigmoid(acc))",
+            "an epilogue requires at most 3 results, got 4",
         ),
         (
-            BEST_H200,
+            Tile(128, 128, cluster_k=4),
             changed(epilogue=Epilogue(seconds=(("before", ACC),))),
             H200,
-            "a kernel requires one result, got out, before",
+            "a second result requires rows that TMA can step over and no split along k, got 4096x4096x4096 "
+            "bfloat16*bfloat16->bfloat16 a:k-major b:n-major identity_before_identity in "
+            "128x128x64_cta1_cluster1x1x4",
+        ),
+        (GATED, GATE, H200, None),
+        (dataclasses.replace(GATED, stream_k=True), GATE, H200, None),
+        (
+            BEST_H200,
+            GATE,
+            H200,
+            "`gated` requires True for 4096x4096x4096 bfloat16*bfloat16->bfloat16 a:k-major b:n-major silu_gate, got "
+            "128x256x64_cta1_cluster2x1",
+        ),
+        (
+            GATED,
+            PROBLEM,
+            H200,
+            f"`gated` requires False for {PROBLEM}, got 128x256x64_cta1_cluster2x1_gated",
+        ),
+        (
+            dataclasses.replace(GATED, mma_n=192),
+            GATE,
+            H200,
+            "`gated` requires 128 or 256 columns, no split along k and no promoted sums, got "
+            "128x192x64_cta1_cluster2x1_gated",
+        ),
+        (
+            GATED,
+            GATE.transposed,
+            H200,
+            "a gated product requires one a and two b, got two a: it is not computed as its transpose",
+        ),
+        (
+            dataclasses.replace(PAIR, mma_m=128, gated=True),
+            GATE,
+            B200,
+            "`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got "
+            "128x256x64_cta2_cluster2x1_gated",
         ),
     ],
 )
