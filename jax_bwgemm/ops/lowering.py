@@ -359,10 +359,10 @@ def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
     from jax_bwgemm.runtime.emulated import kernel_of  # here, so that `import jax_bwgemm` leaves the emulator out
 
     assert decision.plan is not None  # the caller has a kernel
-    kernel, (result,) = kernel_of(decision, decision.plan.problem), ctx.avals_out
+    kernel = kernel_of(decision, decision.plan.problem)
 
-    def call(*values: np.ndarray) -> tuple[np.ndarray]:
-        return (kernel(*values).reshape(result.shape),)
+    def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(x.reshape(aval.shape) for x, aval in zip(kernel(*values), ctx.avals_out, strict=True))
 
     settings: dict[str, Any] = {"has_side_effect": False, "returns_token": False}
     results, _, _ = mlir.emit_python_callback(ctx, call, None, operands, ctx.avals_in, ctx.avals_out, **settings)

@@ -71,18 +71,23 @@ class Kernel:
     request: Request
     plan: ffi.LaunchPlan
 
-    def __call__(self, *operands: Any) -> np.ndarray:
-        """The first result, (l, m, n) or (l, n, m) by `problem.c_major`.
+    def __call__(self, *operands: Any) -> tuple[np.ndarray, ...]:
+        """The product's results, (l, m, n) or (l, n, m) by `problem.c_major`.
 
         Operands whose rows TMA cannot step over are padded with zeros, if they do not come so. Raises `EmulatorError`
         if the kernel breaks a rule.
         """
-        out, counters = self.run(*operands)
+        results, counters = self.run_all(*operands)
         _record(Run(self.entry.name, counters))
-        return out
+        return results[: len(self.problem.results)]
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
-        """The first result, which starts poisoned, and the counters. Options are `emulator.run`'s."""
+        """The first result and the counters. Options are `emulator.run`'s."""
+        results, counters = self.run_all(*operands, **options)
+        return results[0], counters
+
+    def run_all(self, *operands: Any, **options: Any) -> tuple[tuple[np.ndarray, ...], Counters]:
+        """All results, a workspace too, which start poisoned, and the counters."""
         rules, asked = self.entry.recipe.operands, self.request.operands
         arrays = [_padded(*operand) for operand in zip(operands, asked, rules, strict=True)]
         results = [_poisoned(array) for array in self.request.results]
@@ -90,7 +95,7 @@ class Kernel:
         named = zip(map(_name, self.entry.recipe.buffers), (*arrays, *results), strict=True)
         launch = self._launch([memory.register(array, name) for name, array in named])
         counters = run(self.module, launch, memory, **options)
-        return results[0], counters
+        return tuple(results), counters
 
     def _launch(self, addresses: list[int]) -> Launch:
         plan, own, block = self.plan, self.entry.recipe, self.plan.param_block

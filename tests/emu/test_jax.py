@@ -478,6 +478,6 @@ def test_the_order_of_a_plan() -> None:
         changed = dataclasses.replace(decision.plan, raster_group=2, raster_order=order)
         kernel = emulated.kernel_of(dataclasses.replace(decision, plan=changed), problem, 2)
         assert kernel.plan.param_block[offset : offset + 4] == struct.pack("<i", code)
-        results.append(kernel(a, b))
+        results.append(kernel(a, b)[0])
     np.testing.assert_array_equal(*results)
     check(results[0], f64(a) @ f64(b), "bfloat16")
