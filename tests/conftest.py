@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it of what it runs in the background: tests
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # interrupt what they start, which would inherit that
 
 
 @pytest.fixture(autouse=True)

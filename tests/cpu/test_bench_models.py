@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.bench import collectives, decode, meshes, models, timing
+from jax_bwgemm.bench import collectives, decode, layers, meshes, models, timing
 from jax_bwgemm.facts.arch import ARCHS
 
 ROUNDS = timing.MIN_ROUNDS
@@ -21,12 +21,12 @@ ROUNDS = timing.MIN_ROUNDS
 def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name; its products are XLA's here, and no clock waits."""
 
-    def quiet(f: Any, *operands: Any, on_fallback: str, **settings: Any) -> Any:
+    def quiet(f: Any, *operands: Any, on_fallback: str = "", **settings: Any) -> Any:
         return f(*operands, on_fallback="ignore", **settings)
 
-    for name in ("matmul", "all_gather_matmul", "matmul_reduce_scatter"):
+    for name in ("matmul", "mlp", "gated_mlp", "all_gather_matmul", "matmul_reduce_scatter"):
         monkeypatch.setattr(jax_bwgemm, name, functools.partial(quiet, getattr(jax_bwgemm, name)))
-    for module in (collectives, decode, meshes, models):
+    for module in (collectives, decode, layers, meshes, models):
         monkeypatch.setattr(module, "target_arch", lambda device: ARCHS["h200"])
     monkeypatch.setattr(timing, "rest", lambda us: None)
     monkeypatch.setattr(timing, "HOST_BATCH", 1)
@@ -87,8 +87,27 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> No
     path = tmp_path / "new" / "h200.json"
     assert models.main(ROUNDS, path, "", [models.Block(64, 96, 4, 8, 16, "einsum")]) == 0
     (row,) = json.loads(path.read_text())["rows"]
-    assert set(row["times_us"]) == {"ours", "ours, no-triton", "default", "no-triton"}
+    assert set(row["times_us"]) == {"ours", "ours, no-triton", "ours, fused", "default", "no-triton"}
     assert max(row["losses"].values()) == pytest.approx(min(row["losses"].values()), rel=1e-3)
+
+
+def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and with gradients, gated and biased: as the same written with `@`."""
+    monkeypatch.setattr(layers, "FLAG_SETS", {"default": {}})  # a CPU knows no other
+    monkeypatch.setattr(timing, "choose_clock", lambda: ("host", timing.host_clock))
+    path = tmp_path / "new" / "h200.json"
+    shapes = [layers.Layer(16, 32, 48), layers.Layer(16, 32, 48, "gelu", is_gated=False)]
+    assert layers.main(ROUNDS, path, "", shapes) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["layer"]["is_gated"], row["step"]) for row in rows] == [
+        (gated, step) for gated in (True, False) for step in ("forward", "gradients")
+    ]
+    assert all(set(row["times_us"]) == {"ours", "installed", "default"} for row in rows)
+    for layer in shapes:
+        operands = layers.make_operands(layer)
+        got, want = (layers.gradients(f, *operands) for f in (layer.fused, layer.plain))
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert jax.numpy.allclose(g.astype("float32"), w.astype("float32"), rtol=0.1, atol=0.1)
 
 
 def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +122,7 @@ def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.numpy.allclose(by_list.astype("float32"), by_scan.astype("float32"), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize(("module", "flag"), [(models, "models"), (decode, "decode")])
+@pytest.mark.parametrize(("module", "flag"), [(models, "models"), (layers, "layers"), (decode, "decode")])
 def test_they_want_a_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, flag: str) -> None:
     monkeypatch.setattr(module, "target_arch", lambda device: "there is none")
     with pytest.raises(ValueError, match=f"`--{flag}` requires a Hopper or Blackwell GPU, got none: there is none"):

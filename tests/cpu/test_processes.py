@@ -145,18 +145,13 @@ def test_a_worker_whose_caller_is_gone_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def _heeds_interrupts() -> None:
-    """A shell has what it runs in the background ignore SIGINT, and all that this starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @needs_dsl
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_build_that_is_ended_ends_all_of_it(tmp_path, end):
     """And leaves a manifest of what is done, if it may."""
     only = "sm_90a_bf16_bf16_bf16_knn_*_identity"
     command = [sys.executable, "-m", "jax_bwgemm", "build", "--only", only, "--jobs", "1", "--out", str(tmp_path)]
-    settings = {"cwd": ROOT, "start_new_session": True, "preexec_fn": _heeds_interrupts}
+    settings = {"cwd": ROOT, "start_new_session": True}
     with (
         (tmp_path.parent / f"{tmp_path.name}.stderr").open("w+b") as said,
         subprocess.Popen(command, stderr=said, **settings) as build,
