@@ -92,7 +92,7 @@ def test_the_call_lowers_for_cuda_on_this_host(tmp_path: pathlib.Path) -> None:
     assert "cluster_m = 2 : i32" in text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # XLA knows a type once a process, and a worker may come back to this file
 def cpu_target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The handler under the CPU platform, where XLA runs Instantiate as it does for a GPU (and shows it no buffers)."""
     if (reason := ffi.status()) is not None:
