@@ -13,23 +13,35 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
-from jax_bwgemm.facts.epilogue import ACC, label
+from jax_bwgemm.facts.epilogue import ACC, in_place, label
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case, check_case
+from tests.emu.expressions import check_expression
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.mutant import KERNELS
 from tests.emu.shipped import facts, module, ptx, variants, why_missing
 
-BLACKWELL = variants("sm_100a")
+
+def chains(target: str) -> list[Variant]:
+    """`activation(alpha * acc + bias) + residual`, or a part of it."""
+    return [v for v in variants(target) if in_place(v.steps) is not None]
+
+
+def expressions(target: str) -> list[Variant]:
+    """All else: other expressions, several results, two b."""
+    return [v for v in variants(target) if in_place(v.steps) is None]
+
+
+BLACKWELL = chains("sm_100a")
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 def hopper_sample() -> list[Variant]:
     """Each tile, majors and dtypes in turn; then each epilogue once."""
-    plain = [v for v in variants("sm_90a") if v.epilogue == ACC]
+    plain = [v for v in chains("sm_90a") if v.epilogue == ACC]
     tiles = list(dict.fromkeys(v.tile for v in plain))
     of_tile = [[v for v in plain if v.tile == tile] for tile in tiles]
-    fused = {label(v.epilogue): v for v in variants("sm_90a") if v.epilogue != ACC}
+    fused = {label(v.epilogue): v for v in chains("sm_90a") if v.epilogue != ACC}
     return [own[5 * i % len(own)] for i, own in enumerate(of_tile)] + list(fused.values())
 
 
@@ -78,6 +90,18 @@ def test_the_catalogue_is_built() -> None:
 @pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
 def test_blackwell(variant: Variant, shape: object) -> None:
     run_schedules(variant, shape(variant))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("variant", [*expressions("sm_100a"), *expressions("sm_90a")], ids=lambda v: v.name)
+def test_expressions(variant: Variant) -> None:
+    """Blackwell's under five schedules; Hopper's, which run on hardware too, under one each."""
+    if reason := why_missing(variant):
+        pytest.skip(reason)
+    tile, seed = variant.tile, zlib.crc32(variant.name.encode()) % 1000 + 1
+    schedules = Schedule.standard(seed)
+    shape = tile.cluster_m * tile.cta_m + 16, tile.cluster_n * tile.out_n + 16, 2 * tile.k_tile + 8
+    for schedule in schedules if variant.target == "sm_100a" else schedules[seed % 5 :][:1]:
+        check_expression(variant, module(variant.name), facts(variant), shape, schedule, seed)
 
 
 def one_of_each_tile() -> list[Variant]:
@@ -136,4 +160,4 @@ def test_sm103_kernels_are_the_sm100_kernels(variant: Variant) -> None:
 
 def test_sm103_lacks_integers_alone() -> None:
     twins = {dataclasses.replace(variant, target="sm_100a") for variant in variants("sm_103a")}
-    assert {variant for variant in BLACKWELL if variant.out_dtype != "int32"} == twins
+    assert {variant for variant in variants("sm_100a") if variant.out_dtype != "int32"} == twins

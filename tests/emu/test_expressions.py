@@ -8,21 +8,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, OPS, UP, Apply, Const, Epilogue, Input, Node, parse
-from jax_bwgemm.facts.problem import COARSE_DTYPES
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
-from tests.cases import DTYPES
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass
-from tests.emu.matmul import poisoned, run_matmul  # noqa: E402 - needs cutlass
+from tests.emu.expressions import check_expression  # noqa: E402 - needs cutlass
+from tests.emu.matmul import run_matmul  # noqa: E402 - needs cutlass
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
-EPS = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-18}
 SLOPE = parse("mul(residual:mn, mul(sigmoid(acc), add(1.0, mul(acc, sub(1.0, sigmoid(acc))))))")
 SCALED = parse("mul(mul(acc, mul(alpha, rows:m)), columns:n)")
 DSWIGLU = Epilogue(
@@ -36,48 +33,12 @@ def run_expression(
     store: str = "tma", shape: tuple[int, int, int] = (136, 144, 96), seed: int = 0, schedule: int = 0,
     stream: tuple[int, int] = (0, 1),
 ) -> None:  # fmt: skip
-    """Every element of every result within a few roundings of its own terms."""
-    a_major, b_major, c_major = majors
+    """Of a kernel that is compiled for it."""
     own = dataclasses.replace(tile, k_tile=k_tile(dtype))
-    variant = Variant(target, dtype, dtype, out, a_major, b_major, own, epilogue.out, c_major, store, epilogue.seconds)
+    variant = Variant(target, dtype, dtype, out, *majors[:2], own, epilogue.out, majors[2], store, epilogue.seconds)
     module, facts = compiled(variant)
-    (m, n, k), batch = shape, 2
-    rng = np.random.default_rng(seed)
-
-    def random(*size: int, of: str = out) -> np.ndarray:
-        return rng.standard_normal(size, np.float32).astype(DTYPES[of])
-
-    a = random(1, *((m, k) if a_major == "k" else (k, m)), of=dtype)
-    b, up = (random(batch, *((k, n) if b_major == "n" else (n, k)), of=dtype) / 8 for _ in range(2))
-    b, up = b.astype(DTYPES[dtype]), up.astype(DTYPES[dtype])
-    stored = (batch, m, n) if c_major == "n" else (batch, n, m)
-    sizes = {"n": (n,), "m": (m,), "mn": stored}
-    others = {x.role: random(*sizes[x.place]) for x in epilogue.operands}
-    others |= {role: poisoned(stored, out) for role, _ in epilogue.seconds}
-    others |= {"up": up} if tile.gated else {}
-    scalars = dict(epilogue.scalars)
-    first, _ = run_matmul(
-        module, facts, a, b, 1.0, None, None, 2, 2, 0, Schedule.standard(seed)[schedule], strict_tmem_wait=True,
-        others=others, scalars=scalars, stream=stream,
-    )  # fmt: skip
-
-    def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        left = x if a_major == "k" else x.swapaxes(1, 2)
-        return left.astype(np.float64) @ (y if b_major == "n" else y.swapaxes(1, 2)).astype(np.float64)
-
-    values = {"acc": product(a, b), "up": product(a, up), **scalars}
-    for x in epilogue.operands:
-        array = others[x.role].astype(np.float64)
-        if x.place == "m":
-            array = array[:, None]
-        values[x.role] = array.swapaxes(1, 2) if x.place == "mn" and c_major == "m" else array
-    for role, node in epilogue.results:
-        got = first if role == "out" else others[role] if c_major == "n" else others[role].swapaxes(1, 2)
-        want = np.broadcast_to(evaluate(node, values), got.shape)
-        coarse = 2.0**-9 if out in COARSE_DTYPES else 2.0**-14
-        bound = EPS[out] * np.abs(want) + coarse * (1 + sum(np.abs(x).max() for x in values.values() if np.ndim(x)))
-        wrong = np.abs(got.astype(np.float64) - want) > bound
-        assert not wrong.any(), (role, np.argwhere(wrong)[:4], got[wrong][:4], want[wrong][:4])
+    order = Schedule.standard(seed)[schedule]
+    check_expression(variant, module, facts, shape, order, seed, stream, dict(epilogue.scalars))
 
 
 PAIR = Tile(256, 128, cta_group=2, cluster_m=2)
