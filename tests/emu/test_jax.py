@@ -81,7 +81,7 @@ def test_outside_of_jit_and_planned() -> None:
     a, b = normal(0, 72, 64), normal(1, 64, 128)
     (name,) = names(lambda: jax_bwgemm.matmul(a, b, emulate="sm_90a", device="h100", on_fallback="error"))
     (variant,) = names(lambda: matmul(a, b))
-    assert name.startswith("sm_90a_bf16_bf16_bf16_knn_") and variant.startswith("sm_100a_bf16_bf16_bf16_knn_")
+    assert name.startswith("sm_90a_bf16_bf16_bf16_") and variant.startswith("sm_100a_bf16_bf16_bf16_knn_")
     check(np.asarray(matmul(a, b)), f64(a) @ f64(b), "bfloat16")
 
 
@@ -297,7 +297,7 @@ def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str
 def test_swapped_operands(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """C^T = B^T A^T, and the caller sees C."""
 
-    def swapping(problem: Problem, arch: Any, tile: Any, missing: Any, record: Any) -> Any:
+    def swapping(problem: Problem, arch: Any, tile: Any, missing: Any, **_: Any) -> Any:
         return plan(problem, arch, tile, missing, [c for c in candidates(problem, arch) if c.swapped])
 
     m, n, k = shape
