@@ -58,5 +58,9 @@ def test_products(of: Variant) -> None:
 
 def test_runs() -> None:
     """Lane t of a warp holds columns 2 t and 2 t + 1, every 8, of rows t / 4 and t / 4 + 8 (PTX ISA, wgmma)."""
-    assert fragment_row_runs(8, 8) == (Run(0, 1, ((0,), (1,), (4,), (5,))), Run(8, 1, ((2,), (3,), (6,), (7,))))
-    assert fragment_row_runs(4, 1, is_paired=True) == (Run(0, 1, ((0,), (2,))), Run(1, 1, ((1,), (3,))))
+    columns = (0, 1, 8, 9)
+    assert fragment_row_runs(8, 8) == (
+        Run(0, 1, ((0,), (1,), (4,), (5,)), columns),
+        Run(8, 1, ((2,), (3,), (6,), (7,)), columns),
+    )
+    assert fragment_row_runs(4, 1, is_paired=True) == (Run(0, 1, ((0,), (2,)), (0, 1)), Run(1, 1, ((1,), (3,)), (0, 1)))

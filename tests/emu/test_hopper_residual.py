@@ -9,6 +9,7 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.tile import Tile, k_tile, store_box_bytes, store_boxes, store_buffers
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
@@ -57,8 +58,9 @@ def kernel(of: Variant) -> tuple[Module, Facts]:
 
 
 def test_boxes_and_buffers() -> None:
+    one = Moves(1)
     found = {
-        of: (store_boxes(of.tile, of.out_dtype), store_buffers(of.tile, of.out_dtype, of.target, True)) for of in FORMS
+        of: (store_boxes(of.tile, of.out_dtype), store_buffers(of.tile, of.out_dtype, of.target, one)) for of in FORMS
     }
     assert found == FORMS
 

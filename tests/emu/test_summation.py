@@ -231,6 +231,6 @@ def test_rows_keep_their_bits(target: str) -> None:
 @pytest.mark.usefixtures("coarse")
 def test_without_the_policy_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows have a tile that divides k."""
-    case = Case(200, 64, 1024, (BF16,) * 3, "kn", (), 0)
+    case = Case(200, 64, 2048, (BF16,) * 3, "kn", (), 0)
     found = differing(case, emulate="sm_90a", deterministic="run")
     assert any("rows" in way for way in found), found
