@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jax_bwgemm.planner import short
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 
@@ -24,10 +25,7 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
-    monkeypatch.setattr(
-        attempts, "SHORT_K", 0
-    )  # the small products of tests are for kernels; test_attempts has the rule
-    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 0)
+    monkeypatch.setattr(short, "LIMITS", ((0, 0), (0, 0)))  # tests' small products are for kernels; test_short has it
     forget_reported()
     attempts.forget()  # some tests replace the planner
     yield

@@ -57,6 +57,17 @@ HOPPER_FURTHER = (
     Tile(128, 160, cluster_m=2),
     Tile(128, 192),
     Tile(128, 224, cluster_m=2),
+    Tile(64, 32, cluster_m=2, pingpong=True),
+    Tile(64, 64, cluster_m=4, pingpong=True),
+    Tile(64, 224, cluster_m=4, pingpong=True),
+    Tile(128, 128, pingpong=True),
+    Tile(128, 128, cluster_m=4, pingpong=True),
+    Tile(128, 160, cluster_m=4, pingpong=True),
+    Tile(128, 192, pingpong=True),
+    Tile(128, 192, cluster_m=4, pingpong=True),
+    Tile(128, 192, cluster_n=2, pingpong=True),
+    Tile(192, 160, cluster_n=2, stream_k=True),
+    Tile(192, 192, cluster_n=2),
 )  # for some shapes only
 HOPPER_PROMOTED = (
     Tile(128, 128, cluster_m=2, promoted=True),
@@ -96,6 +107,11 @@ HOPPER_NARROW_FURTHER = (
     Tile(64, 64, cluster_m=2),
     Tile(128, 32, cluster_m=2),
     Tile(128, 48, cluster_m=2),
+    Tile(64, 16, pingpong=True),
+    Tile(64, 32, cluster_m=2, pingpong=True),
+    Tile(64, 32, cluster_m=4, pingpong=True),
+    Tile(64, 48, cluster_m=2, pingpong=True),
+    Tile(128, 32, cluster_m=4, pingpong=True),
 )
 HOPPER_SWAPPED = (
     Tile(64, 32),
@@ -104,7 +120,10 @@ HOPPER_SWAPPED = (
     Tile(64, 64, cluster_k=4),
     Tile(64, 80, cluster_k=4),
     Tile(64, 96, cluster_m=2),
+    Tile(64, 32, cluster_m=2, pingpong=True),
+    Tile(64, 48, cluster_n=2, pingpong=True),
     Tile(64, 96, cluster_m=2, pingpong=True),
+    Tile(64, 96, cluster_m=4, pingpong=True),
     Tile(64, 96, cluster_k=2),
     Tile(64, 112, cluster_k=2),
     Tile(64, 112, cluster_k=4),
@@ -124,6 +143,7 @@ HOPPER_SWAPPED = (
     Tile(128, 160, cluster_k=2),
     Tile(128, 160, stream_k=True),
     Tile(128, 192, cluster_m=2),
+    Tile(192, 192, cluster_k=2),
     Tile(256, 64),
     Tile(256, 112),
 )

@@ -23,7 +23,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.planner import measured
+from jax_bwgemm.planner import measured, short
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, plan
 from jax_bwgemm.planner.routes import Pair, Route, routes
@@ -34,8 +34,6 @@ from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_ar
 CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
 XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists, which XLA's kernels are about as fast as (README's
 # table); and two launches more, since its times for small products differ by as much between processes
-SHORT_K, SHORT_PADDED_K = 32, 128  # of k: 12 random products of up to 32 took XLA 0.46 to 0.87 times as long as our
-# kernels, and 3 of up to 128 that had to be padded 0.44 to 0.62 times (H200; results/random)
 
 State = tuple[Arch | str, tuple[object, ...]]
 
@@ -317,7 +315,8 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
         return None
     if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
-    if reason := _why_not_short(kernel):
+    problem, is_padded = kernel.route.problem, any(kernel.route.padding(i) for i in range(2))
+    if first.plan and (reason := short.why_xla(problem, is_padded, kernel.us, first.plan.arch)):
         return reason
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
@@ -325,19 +324,6 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     return (
         f"the kernels at hand are predicted to take {kernel.us:.1f} us, and tiles that this dtype or epilogue has no "
         f"cubin of, as XLA has, {least:.1f} us: pass `tile=` for a kernel nevertheless"
-    )
-
-
-def _why_not_short(kernel: Attempt) -> str | None:
-    """One sentence where so little is summed that a product is a pass over memory, and the kernel's ways to start and
-    to store, or a pass that pads an operand first, are most of its time."""
-    problem, is_padded = kernel.route.problem, any(kernel.route.padding(i) for i in range(2))
-    most = SHORT_PADDED_K if is_padded else SHORT_K
-    if problem.k > most or problem.batch > 1 or not problem.epilogue.is_identity:
-        return None
-    what = "with operands that have to be padded, " if is_padded else ""
-    return (
-        f"{what}XLA is faster at sums of up to {most} products, got {problem.k}: pass `tile=` for a kernel nevertheless"
     )
 
 

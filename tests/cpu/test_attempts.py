@@ -18,6 +18,7 @@ from jax_bwgemm.facts.epilogue import Epilogue, chain, label
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner import short
 from jax_bwgemm.runtime import attempts, decision, jit_build
 from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
@@ -258,25 +259,27 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_said(no_artifacts
 
 
 def test_short_sums_are_xlas(have, monkeypatch):
-    """Measured: XLA's kernels for them start and store faster than ours. Not where somebody asks for a kernel."""
-    monkeypatch.setattr(attempts, "SHORT_K", 32)
-    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 128)
+    """Where XLA is expected to be done before our kernel. Not where somebody asks for a kernel."""
+    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
     have(entry(NARROW), entry(SMALL), entry(SMALL, "relu"))
-    short, least = Problem(4096, 256, 32), Problem(4096, 256, 40)
-    chosen = choose(Asked(short, "h200"))
+    few = Problem(4096, 256, 32)
+    chosen = choose(Asked(few, "h200"))
     assert chosen.entry is None and "XLA is faster at sums of up to 32 products, got 32: pass `tile=`" in chosen.reason
-    assert choose(Asked(least, "h200")).entry is not None
-    assert choose(Asked(short, "h200", SMALL)).entry is not None
-    assert choose(Asked(with_epilogue(short, activation="relu"), "h200")).entry is not None
-    assert choose(Asked(dataclasses.replace(short, batch=2, a_batch=2, b_batch=2), "h200")).entry is not None
+    assert choose(Asked(few, "h200", SMALL)).entry is not None
+    assert choose(Asked(with_epilogue(few, activation="relu"), "h200")).entry is not None
+    assert choose(Asked(dataclasses.replace(few, batch=2, a_batch=2, b_batch=2), "h200")).entry is not None
+    assert choose(Asked(Problem(4096, 2048, 40), "h200")).entry is not None
+    chosen = choose(Asked(Problem(128, 256, 40), "h200"))
+    assert chosen.entry is None and re.search(r"is expected to take [\d.]+ us for sums of 40 products", chosen.reason)
 
 
-@pytest.mark.parametrize(("k", "is_ours"), [(124, False), (132, True)])
-def test_short_sums_of_padded_operands_are_xlas(have, monkeypatch, k, is_ours):
-    """Their rows are no multiple of 16 bytes."""
-    monkeypatch.setattr(attempts, "SHORT_PADDED_K", 128)
+def test_short_sums_of_padded_operands_are_xlas(have, monkeypatch):
+    """Their rows are no multiple of 16 bytes, and a pass pads them first."""
+    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
     have(entry(NARROW), entry(SMALL))
-    chosen = choose(Asked(Problem(4096, 256, k), "h200"))
-    assert (chosen.entry is not None) == is_ours
-    if not is_ours:
-        assert chosen.reason.startswith("with operands that have to be padded, XLA is faster at sums of up to 128")
+    chosen = choose(Asked(Problem(4096, 256, 124), "h200"))
+    assert chosen.entry is None
+    assert chosen.reason.startswith("with operands that have to be padded, XLA is faster at sums of up to 128")
+    assert choose(Asked(Problem(4096, 2048, 132), "h200")).entry is not None
+    assert "be padded, XLA is expected to take" in choose(Asked(Problem(128, 72, 500), "h200")).reason
+    assert choose(Asked(Problem(128, 72, 804), "h200")).entry is not None

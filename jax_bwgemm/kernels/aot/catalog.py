@@ -126,6 +126,15 @@ HOPPER_F16_SWAPPED = (
     Tile(128, 192, cluster_m=2),
 )
 HOPPER_DENSE_SWAPPED = Tile(64, 32, cluster_m=2), Tile(64, 48, cluster_m=2), Tile(64, 48, cluster_k=4)
+HOPPER_NARROW_OF_GRADIENTS = (
+    Tile(64, 16, stream_k=True),
+    Tile(64, 32, stream_k=True),
+    Tile(64, 32, cluster_k=4),
+    Tile(64, 32, cluster_m=4, pingpong=True),
+    Tile(64, 48, cluster_k=4),
+    Tile(64, 48, cluster_m=2, pingpong=True),
+    Tile(128, 32, cluster_m=4, pingpong=True),
+)  # of few rows, where a is m-major: both operands lie as a gradient of weights finds them
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
 
@@ -145,6 +154,7 @@ ROWS = {
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("kk", "mk")),
         Row(HOPPER_PROMOTED, (*FP8, *MIXED_FP8), ("mk",), c_major="m"),
         Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(HOPPER_NARROW_OF_GRADIENTS, BF16_ONLY, ("mn", "kn"), c_major="m"),
         Row(HOPPER_NARROW_FUSED, BF16_ONLY, ("mk", "kk"), (*DENSE, RELU, GELU, SILU), c_major="m"),
         Row(HOPPER_NARROW_STREAMS, BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
         Row(_few_columns("hopper"), BF16_ONLY),

@@ -1,0 +1,60 @@
+"""What XLA is expected to take for short sums, against what it took, and where that decides."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jax_bwgemm.facts.arch import by_name
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner import short
+
+H200 = by_name("h200")
+
+
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch):
+    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "us"),
+    [(8, 2352, 64, 1.47), (752, 176, 112, 2.33), (243, 10, 487, 4.97), (639, 3357, 102, 7.37), (6577, 10053, 13, 72.0)],
+)
+def test_predictions_are_near_what_an_h200_took(m, n, k, us):
+    """Device time of XLA's default choice (results/random)."""
+    predicted = short.xla_us(Problem(m, n, k), H200) - H200.constants.launch_us
+    assert us / 1.25 < predicted < 1.25 * us
+
+
+def test_hand_derived_time():
+    """2 x 2 of XLA's tiles are one wave; 128*128*3 elements of 2 bytes."""
+    us = short.xla_us(Problem(128, 128, 128), H200)
+    moved_us = 128 * 128 * 3 * 2 / (0.56 * H200.memory_tb_per_s * 1e6)
+    assert us == pytest.approx(H200.constants.launch_us + 1.2 + 128 * 0.0075 + moved_us)
+
+
+@pytest.mark.parametrize(
+    ("k", "is_padded", "us", "reason"),
+    [
+        (32, False, 0.0, "XLA is faster at sums of up to 32 products, got 32: pass `tile=` for a kernel nevertheless"),
+        (33, False, 100.0, "XLA is expected to take "),
+        (33, False, 0.0, None),
+        (129, False, 100.0, None),
+        (128, True, 0.0, "with operands that have to be padded, XLA is faster at sums of up to 128 products, got 128"),
+        (800, True, 100.0, "with operands that have to be padded, XLA is expected to take "),
+        (801, True, 100.0, None),
+    ],
+)
+def test_where_xla_has_the_product(k, is_padded, us, reason):
+    found = short.why_xla(Problem(256, 256, k), is_padded, us, H200)
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+def test_a_batch_and_an_epilogue_are_left_to_kernels():
+    problem = Problem(256, 256, 8)
+    assert short.why_xla(problem, False, 9.0, H200) is not None
+    assert short.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), False, 9.0, H200) is None
+    assert short.why_xla(dataclasses.replace(problem, epilogue=chain(activation="relu")), False, 9.0, H200) is None
