@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-hard | test-matrix | lint | bench | build | wheel | gpu-check
+#   make demo | test | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,9 +16,12 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-hard test-matrix lint bench build wheel gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
 
-demo: $(VENV)/build.stamp $(LIBRARY)
+# With an NVIDIA GPU, JAX has its plugin for CUDA, and multiplies there: `make demo GPU=` does without.
+GPU := $(or $(wildcard /proc/driver/nvidia/version),$(shell nvidia-smi -L 2>/dev/null))
+
+demo: $(VENV)/build.stamp $(if $(GPU),$(VENV)/cuda.stamp) $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
 	$(BIN)/python examples/quickstart.py
 
@@ -81,6 +84,13 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror ffi/*.cc ffi/*.h
 
+# build/docs: the pages, whose warnings are errors, and the tests of what was built.
+docs: $(VENV)/docs.stamp
+	rm -rf build/docs
+	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -d build/doctrees docs build/docs
+	JAX_BWGEMM_DOCS=build/docs $(BIN)/python -m pytest tests/docs
+	@echo "build/docs/index.html"
+
 bench: $(VENV)/bench.stamp build
 	$(BIN)/python -m jax_bwgemm bench
 
@@ -126,6 +136,12 @@ $(VENV)/test.stamp: pyproject.toml | $(VENV)/build.stamp
 
 $(VENV)/lint.stamp: pyproject.toml | $(VENV)/test.stamp
 	$(call PIP_INSTALL,lint)
+
+$(VENV)/docs.stamp: pyproject.toml | $(VENV)/test.stamp
+	$(call PIP_INSTALL,docs)
+
+$(VENV)/cuda.stamp: pyproject.toml | $(VENV)/build.stamp
+	$(call PIP_INSTALL,build cuda)
 
 $(VENV)/wheel.stamp: pyproject.toml | $(VENV)/test.stamp
 	$(call PIP_INSTALL,wheel)
