@@ -16,7 +16,7 @@ html_title = f"jax_bwgemm {version}"
 html_show_copyright = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["static"]
-html_css_files = ["tables.css"]
+html_css_files = ["pages.css"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 nitpicky = True

@@ -40,6 +40,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_code_runs_and_prints_what_the_page_says(page: Path, quiet: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Python in one namespace a page; a command that is followed by its output as the command line does it."""
+    if page.stem == "flax":
+        pytest.importorskip("flax")
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         capsys.readouterr()
@@ -96,6 +98,14 @@ def test_targets_of_make_and_examples_exist() -> None:
             r"(?<![\w./])(?:examples|tests|jax_bwgemm|docs|ffi)/[\w/.-]+\.(?:py|json|cc|txt|md)", text
         ):
             assert (ROOT / path).is_file(), f"{name(page)}: {path}"
+
+
+def test_links_are_readable_as_files_too() -> None:
+    """On a forge, which shows no text for a link without one."""
+    for page in PAGES:
+        for text, target in re.findall(r"!?\[([^\]]*)\]\(([^)#\s]+)", page.read_text()):
+            assert text, f"{name(page)}: {target}"
+            assert "://" in target or (page.parent / target).exists(), f"{name(page)}: {target}"
 
 
 def _templates() -> Iterator[str]:

@@ -118,6 +118,17 @@ def test_the_steps_of_a_transformer_block_are_those_of_their_files() -> None:
     assert f"and {best / two['ours']:.3f} of its best flags" in text
 
 
+def test_readme_says_the_means() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    products, found = report.load(RESULTS / "h200.json").rows, report.load(RESULTS / "random/h200-7.json").rows
+    means = report.summary(products)
+    assert (
+        f"XLA takes {means.to_default:.3f} times as long as our kernels by default, and {means.to_best:.3f}" in readme
+    )
+    assert f"(geometric means of {len(products)} products" in readme
+    assert f"Of {len(found)} random products" in readme and report.summary(found).to_best < 1
+
+
 def test_the_pictures_are_drawn_from_the_result(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from jax_bwgemm.bench import plots
