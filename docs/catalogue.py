@@ -6,7 +6,7 @@ A Sphinx extension: the directive `shipped` with the name of a table.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_bwgemm.facts.arch import ARCHS, TARGETS
@@ -20,10 +20,10 @@ FORMS = {"kn": "nn", "kk": "nt", "mn": "tn", "mk": "tt"}  # by the majors of a a
 GRADIENTS = "of a layer's gradient"
 
 
-def operands(variants: Iterable[Variant] | None = None) -> Rows:
+def operands() -> Rows:
     """Operands, result, and for each target the forms whose product alone a kernel computes of operands as they lie."""
     found: dict[Dtypes, dict[str, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
-    for variant in catalogue() if variants is None else variants:
+    for variant in catalogue():
         if variant.steps.is_identity:
             found[dtypes(variant)][variant.target].add(form(variant))
     rows: Rows = [("operands", "result", *TARGETS)]
@@ -34,11 +34,11 @@ def operands(variants: Iterable[Variant] | None = None) -> Rows:
     return rows
 
 
-def epilogues(variants: Iterable[Variant] | None = None) -> Rows:
+def epilogues() -> Rows:
     """Epilogue, and for each target the operands of which a kernel has it; the result is of the same dtype unless
     said."""
     found: dict[str, dict[str, dict[str, None]]] = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for variant in catalogue() if variants is None else variants:
+    for variant in catalogue():
         if not variant.steps.is_identity:
             a, _, out = (DTYPE_SHORT[dtype] for dtype in dtypes(variant))
             found[_words(_steps(variant).kind)][variant.target][a if a == out else f"{a} to {out}"] = None

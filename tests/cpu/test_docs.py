@@ -15,9 +15,9 @@ from pages import DOCS, PAGES, ROOT, Block, blocks, commands, messages, name
 
 import jax_bwgemm
 from jax_bwgemm.cli import main as cli
-from jax_bwgemm.runtime import config
+from jax_bwgemm.runtime import config, record
 
-MOST_NOT_RUN = 6  # blocks that need a GPU: few enough to be read by a person
+MOST_NOT_RUN = 3  # blocks that need a GPU: few enough to be read by a person
 WITH_CODE = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -28,9 +28,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path / "tables"))
     monkeypatch.chdir(tmp_path)
-    before = dict(os.environ)
+    before, level = dict(os.environ), record.LOGGER.level
     jax_bwgemm.stats(reset=True)
     yield
+    record.LOGGER.setLevel(level)
     os.environ.clear()
     os.environ.update(before)
     jax_bwgemm.uninstall()

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urldefrag
 
 import jax_bwgemm
 
-SITE = Path(os.environ.get("JAX_BWGEMM_DOCS", "build/docs"))
-DOCS = Path(__file__).parent.parent.parent / "docs"
+ROOT = Path(__file__).parent.parent.parent
+DOCS, SITE = ROOT / "docs", ROOT / "build/docs"
 GENERATED = {"genindex.html", "search.html", "py-modindex.html"}
 MOST_CLICKS = 2
 MODULES = "checkpoint_policies", "export", "emulator", "flax", "flax.nnx", "flax.linen"  # beside what `jax_bwgemm` has
@@ -87,13 +87,9 @@ def test_every_public_name_is_in_the_reference() -> None:
         inventory = InventoryFile.load(file, "", os.path.join)
     names = {name for kind, own in inventory.items() if kind.startswith("py:") for name in own}
     public = {f"jax_bwgemm.{name}" for name in jax_bwgemm.__all__} - {"jax_bwgemm.__version__"}
-    for module in _modules():
+    for module in (importlib.import_module(f"jax_bwgemm.{name}") for name in MODULES):
         public |= {f"{module.__name__}.{name}" for name in _public(module)}
     assert public <= names, sorted(public - names)
-
-
-def _modules() -> list[Any]:
-    return [importlib.import_module(f"jax_bwgemm.{name}") for name in MODULES]
 
 
 def _public(module: Any) -> list[str]:
