@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-hard | test-matrix | lint | bench | build | wheel | gpu-check
+#   make demo | test | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,9 +16,12 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-hard test-matrix lint bench build wheel gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
 
-demo: $(VENV)/build.stamp $(LIBRARY)
+# With an NVIDIA GPU, JAX has its plugin for CUDA, and multiplies there: `make demo GPU=` does without.
+GPU := $(or $(wildcard /proc/driver/nvidia/version),$(shell nvidia-smi -L 2>/dev/null))
+
+demo: $(VENV)/build.stamp $(if $(GPU),$(VENV)/cuda.stamp) $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build --only '$(DEMO_ONLY)'
 	$(BIN)/python examples/quickstart.py
 
@@ -40,7 +43,7 @@ PYTHON_NEWEST ?= $(PYTHON)
 OLDEST_JAX := $(shell sed -n 's/^dependencies = \["jax>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 MATRIX_TESTS := $(addprefix tests/cpu/test_,partition.py collectives.py install.py record.py transforms.py lowering.py \
   lowering_epilogue.py lowering_fallback.py lowering_precision.py lowering_tf32.py dot_general.py dtypes.py \
-  shape_rules.py config.py explain.py input.py) tests/emu/test_jax.py
+  shape_rules.py config.py explain.py input.py docs.py) tests/emu/test_jax.py
 MATRIX_RUN = $(1) -m venv build/matrix/$@ && \
   build/matrix/$@/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(2) numpy rich \
   $$(sed -n 's/^  "\(\(hypothesis\|pytest\|pytest-xdist\)==.*\)",/\1/p' pyproject.toml) && \
@@ -80,6 +83,13 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror ffi/*.cc ffi/*.h
+
+# build/docs: the pages, whose warnings are errors, and the tests of what was built.
+docs: $(VENV)/docs.stamp
+	rm -rf build/docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/docs
+	$(BIN)/python -m pytest tests/docs
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/bench.stamp build
 	$(BIN)/python -m jax_bwgemm bench
@@ -126,6 +136,12 @@ $(VENV)/test.stamp: pyproject.toml | $(VENV)/build.stamp
 
 $(VENV)/lint.stamp: pyproject.toml | $(VENV)/test.stamp
 	$(call PIP_INSTALL,lint)
+
+$(VENV)/docs.stamp: pyproject.toml | $(VENV)/test.stamp
+	$(call PIP_INSTALL,docs)
+
+$(VENV)/cuda.stamp: pyproject.toml | $(VENV)/build.stamp
+	$(call PIP_INSTALL,build cuda)
 
 $(VENV)/wheel.stamp: pyproject.toml | $(VENV)/test.stamp
 	$(call PIP_INSTALL,wheel)

@@ -62,8 +62,10 @@ def main() -> None:
         print(jax_bwgemm.explain(large, large, device=device), end="\n\n")
 
     x, w = random_operands(M, N, K)
-    print(f"{M}x{N}x{K} on {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    jax_bwgemm.stats(reset=True)
     ours, jnps = jax.jit(jax_bwgemm.matmul)(x, w), jax.jit(jnp.dot)(x, w)
+    kernel = next(iter(jax_bwgemm.stats().kernels), "XLA")
+    print(f"{M}x{N}x{K} on {jax.devices()[0].device_kind}, by {kernel}; jax {jax.__version__}")
     x64, w64 = np.asarray(x, np.float64), np.asarray(w, np.float64)
     print(f"relative error against float64: ours {relative_error(ours, x64 @ w64):.2e}, ", end="")
     print(f"jnp.dot {relative_error(jnps, x64 @ w64):.2e}")

@@ -63,7 +63,7 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
 
     Returns:
       A function of the same arguments and results, with a method `report` of these arguments, arrays or
-      `jax.ShapeDtypeStruct`s: an `AccelerationReport`, whose `str` says what was fused, and what not and why.
+      `jax.ShapeDtypeStruct`: an `AccelerationReport`, whose `str` says what was fused, and what not and why.
 
     Example:
       >>> step = jax.jit(jax.grad(jax_bwgemm.accelerate(loss)))

@@ -60,7 +60,7 @@ def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
 
     Args:
       f: a function of arrays; close over what is static. For a training step pass the step, or `jax.grad(loss)`.
-      *args: what `f` is called with; only shapes and dtypes are read, so `jax.ShapeDtypeStruct`s will do.
+      *args: what `f` is called with; only shapes and dtypes are read, so `jax.ShapeDtypeStruct` will do.
       **kwargs: the same.
 
     Returns:
@@ -69,7 +69,7 @@ def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
     Raises:
       ValueError: without a Hopper or Blackwell GPU, the library or CUPTI.
       OSError, ValueError: the table cannot be written; set `JAX_BWGEMM_TABLES`.
-      What `f` raises.
+      Exception: what `f` raises.
 
     Example: `print(jax_bwgemm.autotune(jax.grad(loss), params, batch))`
     """

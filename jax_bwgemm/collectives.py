@@ -44,8 +44,8 @@ def all_gather_matmul(
 
     Differentiable in reverse mode. The gradient of `a` is `matmul_reduce_scatter` of the cotangent, as overlapped; that
     of `b` is one product of all gathered rows, which are kept for it as `lax.all_gather`'s would be (`jax.checkpoint`
-    gathers them again). As in `matmul`, the argument of any activation but relu is then rounded to the output dtype,
-    and XLA applies it; with a residual, relu's too.
+    gathers them again). The argument of any activation but relu is then rounded to the output dtype, and XLA applies
+    it; with a residual, relu's too.
 
     Args:
       a: array of shape (..., m, k), this device's shard.

@@ -130,7 +130,7 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
       a: array, tracer or `jax.ShapeDtypeStruct`, of which only shape and dtype are read; or a function, such as
         `jax.grad(loss)`, of which every product is explained: those of `matmul`, `dot_general` and the layers, and
         after `install` all others.
-      *args: b, like a; or what the function is called with, arrays or `jax.ShapeDtypeStruct`s.
+      *args: b, like a; or what the function is called with, arrays or `jax.ShapeDtypeStruct`.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
       **settings: of two arrays: out_dtype, alpha, bias, activation, residual, precision, tile, on_fallback,
         emulate and deterministic, as for `matmul`.
@@ -142,7 +142,7 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
       are transposed, padded or moved first.
 
     Raises:
-      As `matmul`, or as the function.
+      ValueError, TypeError: as `matmul`, or what the function raises.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)

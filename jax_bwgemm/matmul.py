@@ -85,9 +85,8 @@ def matmul(
         "sigmoid", "tanh", "gelu_exact" (by erf), "squared_relu", "leaky_relu" (slope 0.01), of which no kernel ships:
         they are compiled on demand, or XLA's. Kernels compute gelu and silu from float32, for bfloat16 and float8
         results within 2**-12 of their argument, for others within 2**-18 of the result until that is tiny. Under
-        differentiation in `a`, `b` or `bias`, the argument of any but relu is rounded to the output dtype (float8:
-        bfloat16), as in `jax.nn.gelu(matmul(a, b))`, and XLA does the rest; what a gradient keeps is one array of that
-        size and dtype.
+        differentiation in `a`, `b` or `bias`, the kernel of any but relu also returns its argument, rounded to the
+        output dtype (float8: bfloat16): of that the derivative is made, and it is all that a gradient keeps.
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       epilogue: a function that is called with the float32 product and the `operands`, in place of `alpha`, `bias`,
         `activation` and `residual`; it is traced, and must be pointwise in the product. What kernels have no operation

@@ -69,7 +69,7 @@ def _load_cells(load: Load, result: Result) -> tuple[str, ...]:
 
 
 def markdown(result: Result) -> str:
-    """The tables for README.md, with the conditions and the summary under them."""
+    """The tables for docs/results.md, with the conditions and the summary under them."""
     tables = [_table(table) for table in (lines(result), load_lines(result)) if table]
     return "\n\n".join([*tables, *notes(result)])
 

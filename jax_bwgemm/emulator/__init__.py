@@ -1,9 +1,8 @@
 """A functional PTX emulator for CuTeDSL's Hopper and Blackwell kernels, with hostile timing and race detection.
 
-module = parse(ptx)
-memory = Memory()
-launch = Launch(grid=(1, 1, 1), block=(32, 1, 1), params=(memory.register(array, "x"),))
-counters = run(module, launch, memory, schedule=Schedule(seed=1))
+>>> module, memory = parse(ptx), Memory()
+>>> launch = Launch(grid=(1, 1, 1), block=(32, 1, 1), params=(memory.register(array, "x"),))
+>>> counters = run(module, launch, memory, schedule=Schedule(seed=1))
 
 What is assumed, since the PTX ISA or the machines at hand do not settle it:
 

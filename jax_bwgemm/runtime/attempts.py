@@ -32,8 +32,8 @@ from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
 
 CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
-XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists, which XLA's kernels are about as fast as (README's
-# table); and two launches more, since its times for small products differ by as much between processes
+XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists: XLA's kernels are about as fast (docs/results.md);
+# and two launches more, since its times for small products differ by as much between processes
 
 State = tuple[Arch | str, tuple[object, ...]]
 

@@ -1,0 +1,139 @@
+"""What docs/results.md says of speeds is what the committed result files hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import DOCS, ROOT
+
+from jax_bwgemm.bench import render, report
+from jax_bwgemm.bench.run import RESULTS
+
+PAGE = (DOCS / "results.md").read_text().splitlines()
+Fields = dict[str, Any]
+
+
+def rows(name: str) -> list[Fields]:
+    found: list[Fields] = json.loads((RESULTS / name).read_text())["rows"]
+    return found
+
+
+def us(*times: float) -> str:
+    return " | ".join(f"{time:.1f}" for time in times)
+
+
+@pytest.mark.parametrize("name", ["h200.json", "h200_pallas.json"])
+def test_tables_of_products_are_as_rendered(name: str) -> None:
+    text = render.markdown(report.load(RESULTS / name)).splitlines()
+    wanted = [line for line in text if line.startswith(("| ", "Geometric mean"))]
+    places = [PAGE.index(line) for line in wanted if not line.startswith("| ---")]
+    assert places == sorted(places) and places[len(places) - 2] - places[0] < len(text) + 2
+
+
+def test_the_conditions_are_said() -> None:
+    """Of the first table, whose machine all others have."""
+    text = render.markdown(report.load(RESULTS / "h200.json"))
+    (conditions,) = [line for line in text.splitlines() if line.startswith("NVIDIA")]
+    assert conditions in PAGE
+
+
+def _mesh(row: Fields) -> str:
+    return f"| {row['name']} | {us(row['ours_us'], row['jnp_us'])} | {row['ratio']:.3f} |"
+
+
+def _layer(row: Fields) -> str:
+    layer, times = row["layer"], row["times_us"]
+    kind = "gated" if layer["is_gated"] else "biased"
+    step = {"forward": "forward", "gradients": "and all gradients"}[row["step"]]
+    what = f"{layer['tokens']} x {layer['width']} -> {layer['ffn']}, {kind} {layer['activation']}: {step}"
+    best = min(times[name] for name in ("default", "cublaslt", "no-triton"))
+    ratios = " | ".join(f"{x / times['ours']:.3f}" for x in (times["default"], best))
+    return f"| {what} | {us(times['ours'], times['installed'], times['default'], best)} | {ratios} |"
+
+
+def _collective(row: Fields) -> str:
+    times = row["times_us"]
+    fastest, alone = times[row["fastest"]], times["ours, not overlapped"]
+    shown = us(fastest, times["ours, default"], alone, times["jnp"], row["bound_us"])
+    return f"| {row['name']} | {shown} | {alone / fastest:.3f} |"
+
+
+def _decode(row: Fields) -> str:
+    times = row["ours_us"], row["xla_us"]
+    return f"| {row['form']} | {row['options']} | {us(*times)} | {times[1] / times[0]:.3f} |"
+
+
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("meshes/h200x2.json", _mesh),
+        ("layers/h200.json", _layer),
+        ("collectives/h200x2.json", _collective),
+        ("decode/h200.json", _decode),
+    ],
+)
+def test_other_tables_are_those_of_their_files(name: str, line: Callable[[Fields], str]) -> None:
+    wanted = [line(row) for row in rows(name)]
+    assert f"`jax_bwgemm/bench/results/{name}`" in "\n".join(PAGE)
+    first = PAGE.index(wanted[0])
+    assert PAGE[first : first + len(wanted) + 1] == [*wanted, ""]
+
+
+def test_random_products_are_those_of_their_file() -> None:
+    found = report.load(RESULTS / "random/h200-7.json").rows
+
+    def mean(values: Iterable[float]) -> str:
+        logs = [math.log(value) for value in values]
+        return f"{math.exp(sum(logs) / len(logs)):.3f}"
+
+    def is_even(row: report.Row) -> bool:
+        return all(size % 8 == 0 for size in (row.case.m, row.case.n, row.case.k))
+
+    groups = {
+        "all": found,
+        "k up to 128": [row for row in found if row.case.k <= 128],
+        "k above 128, multiples of 8": [row for row in found if row.case.k > 128 and is_even(row)],
+        "k above 128, any size": [row for row in found if row.case.k > 128 and not is_even(row)],
+        "ours takes more than 10 us": [row for row in found if row.ours.us > 10],
+    }
+    for name, own in groups.items():
+        ratios = mean(row.to_default for row in own), mean(row.to_best for row in own)
+        assert f"| {name} | {len(own)} | {' | '.join(ratios)} |" in PAGE, (name, len(own), ratios)
+
+
+def test_the_steps_of_a_transformer_block_are_those_of_their_files() -> None:
+    text = " ".join(PAGE)
+    one, *_ = [row["times_us"] for row in rows("models/h200x1.json")]
+    best = min(one["default"], one["cublaslt"], one["no-triton"])
+    for time in (one["ours"], one["ours, fused"], one["default"], best):
+        assert f"{time / 1000:.2f} ms" in text
+    ((two),) = [row["times_us"] for row in rows("models/h200x2.json")]
+    best = min(two["default"], two["cublaslt"], two["no-triton"])
+    assert f"{two['ours'] / 1000:.2f} ms, {two['default'] / two['ours']:.3f} times as fast" in text
+    assert f"and {best / two['ours']:.3f} of its best flags" in text
+
+
+def test_readme_says_the_means() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    products, found = report.load(RESULTS / "h200.json").rows, report.load(RESULTS / "random/h200-7.json").rows
+    means = report.summary(products)
+    assert (
+        f"XLA takes {means.to_default:.3f} times as long as our kernels by default, and {means.to_best:.3f}" in readme
+    )
+    assert f"(geometric means of {len(products)} products" in readme
+    assert f"Of {len(found)} random products" in readme and report.summary(found).to_best < 1
+
+
+def test_the_pictures_are_drawn_from_the_result(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from jax_bwgemm.bench import plots
+
+    plots.draw(report.load(RESULTS / "h200.json"), tmp_path)
+    for name in ("ratios.svg", "roofline.svg"):
+        remedy = f"python -m jax_bwgemm bench --render {RESULTS.relative_to(ROOT)}/h200.json --plots DIR"
+        assert (DOCS / "images" / name).read_bytes() == (tmp_path / name).read_bytes(), remedy
