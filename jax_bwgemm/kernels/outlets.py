@@ -58,6 +58,11 @@ def round_box(values: cute.Tensor, outlet: Outlet) -> cute.Tensor:
     return rounded
 
 
+def of_outlet(rounded: cute.Tensor, outlet: Outlet) -> cute.Tensor:
+    """The same registers, in the shape that an outlet wants."""
+    return cute.make_tensor(rounded.iterator, cute.make_layout(outlet.fragment))
+
+
 @dataclasses.dataclass(frozen=True)
 class TmaOutlet:
     """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of sC, the group's buffers (rows, cols,
@@ -89,9 +94,13 @@ class TmaOutlet:
             cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
         self.group.meet()
         if self.group.is_store_warp:
-            Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
-            cute.copy(self.atom, Cs[None, buffer], Cg)
+            self.send(at, buffer)
             cute.arch.cp_async_bulk_commit_group()
+
+    def send(self, at: Any, buffer: int) -> None:
+        """A buffer -> the result's box `at`, by one warp."""
+        Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
+        cute.copy(self.atom, Cs[None, buffer], Cg)
 
     @cute.jit
     def finish(self) -> None:
