@@ -9,15 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bwgemm.contract import check_tile, refuse, why_not_ours
+from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import axpby
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, checked_params, matmul, python_number
-from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import reference
-from jax_bwgemm.ops.shape_rules import check_real, check_residual, viewed
-from jax_bwgemm.runtime.config import Config, resolve
+from jax_bwgemm.ops.shape_rules import check_real, check_residual
+from jax_bwgemm.runtime.config import resolve
 
 Array = jax.Array
 MUON = (3.4445, -4.775, 2.0315)  # Keller Jordan's, which bring singular values of 0.01 to 1 near 1 in five steps
@@ -83,11 +81,8 @@ def gram(
         check_residual(residual, (*a.shape[:-2], *pair[0].shape[-2:-1] * 2))
     elif beta != 1.0:
         raise ValueError(f"`beta` requires a `residual`, which it scales, got {beta} without one")
-    operands = (a,) if residual is None else (a, residual)
-    static = tuple(params.items())
-    own = settings if is_ours(operands, contraction, params, settings) else None
-    is_traced = any(isinstance(operand, jax.core.Tracer) for operand in operands)
-    return (_gram if is_traced else _compiled)(operands, contraction, static, own)
+    others = () if residual is None else (as_array("residual", residual),)
+    return contract(a, a, others, contraction=contraction, settings=settings, **params)
 
 
 @functools.lru_cache(maxsize=64)
@@ -97,35 +92,6 @@ def contraction_of(rank: int, transpose_a: bool, has_residual: bool) -> Contract
     batch = found.batch
     own = ("km", "kn") if transpose_a else ("mk", "nk")
     return Contraction(batch + own[0], batch + own[1], found.out, (found.out,) * has_residual, symmetric=True)
-
-
-def is_ours(operands: Sequence[Any], contraction: Contraction, params: dict[str, Any], settings: Config) -> bool:
-    """Whether kernels of ours compute such a product; if not, that is said. ValueError for a tile that cannot."""
-    a, *others = operands
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype)] * 2
-    avals += [jax.ShapeDtypeStruct(jnp.shape(x), params["out_dtype"]) for x in others]
-    problem = viewed(tuple(avals), contraction=contraction, **params)[1]
-    if reason := why_not_ours(problem, params["precision"]):
-        refuse(settings, problem, reason)
-        return False
-    if params["tile"] is not None:
-        check_tile(params["tile"], problem, settings)
-    return True
-
-
-def _gram(
-    operands: Sequence[Array], contraction: Contraction, params: tuple[tuple[str, Any], ...], settings: Config | None
-) -> Array:
-    """Without `settings` it is XLA's."""
-    given = dict(params)
-    a, *others = operands
-    others = [jnp.asarray(x).astype(given["out_dtype"]) for x in others]
-    if settings is None:
-        return reference(a, a, *others, contraction=contraction, **given)[0]
-    return fused_product(a, a, others, contraction=contraction, settings=settings, **given)[0]
-
-
-_compiled = jax.jit(_gram, static_argnames=("contraction", "params", "settings"))
 
 
 def newton_schulz(
@@ -161,8 +127,8 @@ def newton_schulz(
       >>> update = jax.jit(jax_bwgemm.newton_schulz)(momentum)
     """
     x = as_array("x", x)
-    if x.ndim < 2:
-        raise ValueError(f"`newton_schulz` requires a matrix `x`, got shape {x.shape}")
+    if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"`newton_schulz` requires a matrix `x` of floats, got {x.dtype}{list(x.shape)}")
     triples = _triples(coefficients, steps)
     is_tall = x.shape[-2] > x.shape[-1]
     own = x.swapaxes(-1, -2) if is_tall else x

@@ -146,7 +146,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
         return reason
     moves = moves_of(tile, problem.epilogue.moves)
     if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
-        what = "a matrix that is read" if moves.matrices else "a mirrored or second result"
+        result = "a mirrored result" if tile.symmetric else "a second result"
+        what = "a matrix that is read" if moves.matrices else result
         return f"{what} requires rows that TMA can step over and no split along k, got {problem} in {tile}"
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves)
     if stages < 3:

@@ -23,7 +23,7 @@ from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.mirror import images_of, mirror_outlet
-from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
+from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, rounded_for, store_group
 from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues, wait_for_loads
 from jax_bwgemm.kernels.split_k import KSplit
@@ -156,7 +156,7 @@ class StoreRole:
                         add.advance()
                     for i in cutlass.range_constexpr(len(outlets)):
                         buffer = cutlass.const_expr(facts.boxes.buffer_of(j * len(outlets) + i))
-                        outlets[i].publish(round_box(results[i % len(results)], outlets[i]), at, buffer)
+                        outlets[i].publish(rounded_for(results, outlets, i), at, buffer)
             else:
                 (sums,) = drain.sums  # no gated tile is split
                 for i in cutlass.range_constexpr(places.count):
