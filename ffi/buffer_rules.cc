@@ -138,8 +138,9 @@ Status ReadTensorMaps(const Attributes& attrs, BufferRules* rules) {
     if (!ParseTensorMap(word, &map)) {
       return InvalidArgument("`tensor_maps` requires texts such as 0:bf16[64,128,1]/128/16, got ", word, kRemedy);
     }
-    if (map.buffer < 0 || map.buffer >= static_cast<int32_t>(rules->all.size()) || rules->TensorMapOf(map.buffer)) {
-      return InvalidArgument("`tensor_maps` requires each buffer of 0..", rules->all.size() - 1, " at most once, got ",
+    if (map.buffer < 0 || map.buffer >= static_cast<int32_t>(rules->all.size()) ||
+        rules->TensorMapOf(map.buffer, true)) {
+      return InvalidArgument("`tensor_maps` requires each buffer of 0..", rules->all.size() - 1, " at most twice, got ",
                              map.buffer, kRemedy);
     }
     JBW_RETURN_IF_ERROR(CheckTensorMap(map, rules->all[static_cast<size_t>(map.buffer)]));
@@ -150,9 +151,11 @@ Status ReadTensorMaps(const Attributes& attrs, BufferRules* rules) {
 
 }  // namespace
 
-const TensorMapRule* BufferRules::TensorMapOf(int32_t buffer) const {
+const TensorMapRule* BufferRules::TensorMapOf(int32_t buffer, bool is_second) const {
   for (const TensorMapRule& map : tensor_maps) {
-    if (map.buffer == buffer) return &map;
+    if (map.buffer != buffer) continue;
+    if (!is_second) return &map;
+    is_second = false;
   }
   return nullptr;
 }

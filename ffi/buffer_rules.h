@@ -43,9 +43,9 @@ struct TensorMapRule {
 // In the order of the custom call, operands first. The first result has l, m and n.
 struct BufferRules {
   std::vector<BufferRule> all;
-  std::vector<TensorMapRule> tensor_maps;  // at most one a buffer
+  std::vector<TensorMapRule> tensor_maps;  // at most two a buffer, whose boxes differ
 
-  const TensorMapRule* TensorMapOf(int32_t buffer) const;
+  const TensorMapRule* TensorMapOf(int32_t buffer, bool is_second = false) const;
   const BufferRule& result() const;
   std::string RolesText() const;  // "operands a, b and results out"
 };

@@ -103,9 +103,13 @@ Status Call::FillAddresses(const cuda::Driver& driver, const JbwLaunchPlan& plan
   for (int32_t i = 0; i < plan.num_buffers; ++i) {
     const JbwBufferUse& use = plan.buffers[i];
     if (use.pointer_offset >= 0) std::memcpy(block + use.pointer_offset, &pointers[i], sizeof(pointers[i]));
-    if (use.map_offset < 0) continue;
     const std::string& role = request_.rules.all[static_cast<size_t>(i)].role;
-    JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, use.map, role, pointers[i], block + use.map_offset));
+    if (use.map_offset >= 0) {
+      JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, use.map, role, pointers[i], block + use.map_offset));
+    }
+    if (use.second_map_offset >= 0) {
+      JBW_RETURN_IF_ERROR(EncodeTensorMap(driver, use.second_map, role, pointers[i], block + use.second_map_offset));
+    }
   }
   return {};
 }

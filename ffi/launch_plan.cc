@@ -119,9 +119,12 @@ Status PlanBuffers(const LaunchRequest& request, const JbwBuffers& buffers, JbwL
     JbwBufferUse* use = &plan->buffers[i];
     use->align_bytes = rule.align_bytes;
     use->map_offset = request.leaves.OffsetOf(Source::kTensorMap, i);
+    use->second_map_offset = request.leaves.OffsetOf(Source::kSecondMap, i);
     use->pointer_offset = request.leaves.OffsetOf(Source::kPointer, i);
-    if (use->map_offset < 0) continue;
-    JBW_RETURN_IF_ERROR(PlanTensorMap(*request.rules.TensorMapOf(i), rule.role, buffers.all[i], &use->map));
+    const TensorMapRule *map = request.rules.TensorMapOf(i), *second = request.rules.TensorMapOf(i, true);
+    if (use->map_offset >= 0) JBW_RETURN_IF_ERROR(PlanTensorMap(*map, rule.role, buffers.all[i], &use->map));
+    if (use->second_map_offset < 0) continue;
+    JBW_RETURN_IF_ERROR(PlanTensorMap(*second, rule.role, buffers.all[i], &use->second_map));
   }
   return {};
 }

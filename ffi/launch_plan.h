@@ -25,9 +25,10 @@ struct JbwTensorMapSpec {
 
 // What a launch does with one buffer.
 struct JbwBufferUse {
-  int32_t align_bytes;                 // what its address must be a multiple of
-  int32_t map_offset, pointer_offset;  // where its descriptor and its address go in the block; -1: nowhere
-  JbwTensorMapSpec map;                // if it has one
+  int32_t align_bytes;                                    // what its address must be a multiple of
+  int32_t map_offset, second_map_offset, pointer_offset;  // where its descriptors and its address go in the block; -1:
+                                                          // nowhere
+  JbwTensorMapSpec map, second_map;                       // if it has them
 };
 
 struct JbwLaunchPlan {

@@ -17,9 +17,9 @@ struct SourceFacts {
 };
 
 constexpr SourceFacts kSources[] = {
-    {Source::kTensorMap, "tma", 128, 64}, {Source::kPointer, "ptr", 8, 8}, {Source::kSize, "size", 4, 4},
-    {Source::kStep, "step", 4, 4},        {Source::kInt, "int", 4, 4},     {Source::kFloat, "float", 4, 4},
-    {Source::kL2Policy, "l2", 8, 8},      {Source::kToken, "token", 8, 8},
+    {Source::kTensorMap, "tma", 128, 64}, {Source::kSecondMap, "tma2", 128, 64}, {Source::kPointer, "ptr", 8, 8},
+    {Source::kSize, "size", 4, 4},        {Source::kStep, "step", 4, 4},         {Source::kInt, "int", 4, 4},
+    {Source::kFloat, "float", 4, 4},      {Source::kL2Policy, "l2", 8, 8},       {Source::kToken, "token", 8, 8},
 };
 
 // What createpolicy.fractional makes for all of a cache line: evict_normal, evict_first, evict_last (CUTLASS,
@@ -69,6 +69,7 @@ bool TakeSource(Scanner* scanner, Source* source) {
 bool TakeArgument(Scanner* scanner, Leaf* leaf, std::string_view* attribute, Range* range) {
   switch (leaf->source) {
     case Source::kTensorMap:
+    case Source::kSecondMap:
     case Source::kPointer:
     case Source::kStep:
       return scanner->TakeInt(&leaf->buffer);
@@ -129,13 +130,13 @@ Status CheckLeaf(const Leaf& leaf, const BufferRules& rules) {
     return InvalidArgument("parameter `", leaf.name, "` requires an offset that is a multiple of ", facts.alignment,
                            " and ends within ", JBW_MAX_PARAM_BYTES, " bytes, got ", leaf.offset, kRemedy);
   }
-  const bool is_of_buffer =
-      leaf.source == Source::kTensorMap || leaf.source == Source::kPointer || leaf.source == Source::kStep;
+  const bool is_map = leaf.source == Source::kTensorMap || leaf.source == Source::kSecondMap;
+  const bool is_of_buffer = is_map || leaf.source == Source::kPointer || leaf.source == Source::kStep;
   if (is_of_buffer && (leaf.buffer < 0 || leaf.buffer >= static_cast<int32_t>(rules.all.size()))) {
     return InvalidArgument("parameter `", leaf.name, "` requires a buffer of 0..", rules.all.size() - 1, ", got ",
                            leaf.buffer, kRemedy);
   }
-  if (leaf.source == Source::kTensorMap && !rules.TensorMapOf(leaf.buffer)) {
+  if (is_map && !rules.TensorMapOf(leaf.buffer, leaf.source == Source::kSecondMap)) {
     return InvalidArgument("parameter `", leaf.name, "` requires a text in `tensor_maps`, got none", kRemedy);
   }
   return {};
@@ -143,10 +144,10 @@ Status CheckLeaf(const Leaf& leaf, const BufferRules& rules) {
 
 Status CheckOrder(const Leaves& leaves, const Leaf& leaf) {
   bool is_new = leaf.offset >= leaves.bytes;
-  for (const Leaf& other : leaves.all) is_new = is_new && other.name != leaf.name;
+  for (const Leaf& other : leaves.all) is_new = is_new && (other.name != leaf.name || leaf.source == Source::kStep);
   if (is_new) return {};
-  return InvalidArgument("`params` requires each source once and ascending offsets without overlap, got `", leaf.name,
-                         "` at ", leaf.offset, " after ", leaves.bytes, kRemedy);
+  return InvalidArgument("`params` requires each source once and ascending offsets without overlap, got `",
+                         leaf.name, "` at ", leaf.offset, " after ", leaves.bytes, kRemedy);
 }
 
 Status CheckBuffersAreTaken(const Leaves& leaves, const BufferRules& rules) {
@@ -202,7 +203,7 @@ Status ReadLeaves(const Attributes& attrs, const BufferRules& rules, Leaves* lea
 void PackParams(const Leaves& leaves, const JbwBuffers& buffers, const BufferRules& rules, const Sizes& sizes,
                 uint64_t token, unsigned char* block) {
   for (const Leaf& leaf : leaves.all) {
-    if (leaf.source == Source::kTensorMap || leaf.source == Source::kPointer) continue;
+    if (leaf.source <= Source::kPointer) continue;
     uint64_t value = leaf.value;
     if (leaf.source == Source::kSize) value = static_cast<uint64_t>(SizeOf(sizes, leaf.extent));
     if (leaf.source == Source::kToken) value = token;

@@ -17,12 +17,12 @@
 
 namespace jbw {
 
-enum class Source { kTensorMap, kPointer, kSize, kStep, kInt, kFloat, kL2Policy, kToken };
+enum class Source { kTensorMap, kSecondMap, kPointer, kSize, kStep, kInt, kFloat, kL2Policy, kToken };
 
 struct Leaf {
   Source source;
   std::string name;  // as the recipe has it: "tma:0", "int:raster_group"
-  int32_t buffer;    // of a tensor map, a pointer or a batch step
+  int32_t buffer;    // of its first or second tensor map, a pointer or a batch step
   Extent extent;     // of a size
   uint64_t value;    // of an attribute, as the kernel takes it
   int32_t offset, bytes;

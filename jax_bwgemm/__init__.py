@@ -10,6 +10,7 @@ from jax_bwgemm.explain import Explanation, FunctionExplanation, explain
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.gated import gated_matmul
+from jax_bwgemm.gram import gram, newton_schulz
 from jax_bwgemm.install import install, installed, uninstall
 from jax_bwgemm.matmul import matmul
 from jax_bwgemm.mlp import gated_mlp, mlp
@@ -43,11 +44,13 @@ __all__ = [
     "export",
     "gated_matmul",
     "gated_mlp",
+    "gram",
     "install",
     "installed",
     "matmul",
     "matmul_reduce_scatter",
     "mlp",
+    "newton_schulz",
     "stats",
     "uninstall",
 ]

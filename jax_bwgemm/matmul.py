@@ -209,7 +209,7 @@ def checked_params(
         check_real("residual", residual, dtype)
         check_residual(residual, matmul_shape(a.shape, b.shape))
     tile = tile if tile is None or isinstance(tile, Tile) else Tile.from_str(tile)
-    epilogue = chain(_scale(alpha), bias is not None, activation, residual is not None)
+    epilogue = chain(python_number("alpha", alpha), bias is not None, activation, residual is not None)
     return {
         "out_dtype": dtype,
         "epilogue": epilogue,
@@ -219,14 +219,14 @@ def checked_params(
     }
 
 
-def _scale(alpha: Any) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
-        raise TypeError(f"`alpha` requires a Python number, got {alpha!r}; multiply by an array afterwards")
+def python_number(name: str, x: Any) -> float:
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"`{name}` requires a Python number, got {x!r}; multiply by an array afterwards")
     try:
-        return float(alpha)
+        return float(x)
     except OverflowError:
         rule = f"a number of at most {sys.float_info.max:.2g}, which a float holds"
-        raise ValueError(f"`alpha` requires {rule}, got a larger {type(alpha).__name__}: scale in steps") from None
+        raise ValueError(f"`{name}` requires {rule}, got a larger {type(x).__name__}: scale in steps") from None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
     parser.add_argument("--layers", action="store_true", help="instead: feed-forward blocks, forward and back")
+    parser.add_argument("--gram", action="store_true", help="instead: a @ a.T, and Newton-Schulz's iteration")
     parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: long runs; what must not grow or end")
@@ -96,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import layers
 
         return layers.main(args.rounds, args.json, args.commit)
+    if args.gram:
+        from jax_bwgemm.bench import gram
+
+        return gram.main(args.rounds, args.json, args.commit)
     if args.decode:
         from jax_bwgemm.bench import decode
 

@@ -15,7 +15,8 @@ class Contraction:
 
     A mode of both operands is summed, or a batch if the result has it; one of a single operand is free, and the result
     has it. The result's modes stand in any order. `extras`: those of the epilogue's operands, some of the result's.
-    `num_bs`: of a gated product 2, which both have b's modes.
+    `num_bs`: of a gated product 2, which both have b's modes. `symmetric`: b is a, under other names of its free modes,
+    and what the epilogue reads is its own transpose, too.
     """
 
     a: str
@@ -23,6 +24,7 @@ class Contraction:
     out: str
     extras: tuple[str, ...] = ()
     num_bs: int = 1
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         a, b, out = set(self.a), set(self.b), set(self.out)
@@ -61,7 +63,7 @@ class Contraction:
 
     @property
     def product(self) -> Contraction:
-        """Of a and one b, without an epilogue's operands."""
+        """Of a and one b, whatever they are, without an epilogue's operands."""
         return Contraction(self.a, self.b, self.out)
 
     @property
@@ -73,6 +75,12 @@ class Contraction:
     def gradient_of_b(self) -> Contraction:
         """Of a and the cotangent, stored as b is."""
         return Contraction(self.a, self.out, self.b)
+
+    @property
+    def flip(self) -> tuple[int, ...]:
+        """The order of the result's dimensions in its transpose, if it is symmetric."""
+        other = dict(zip(self.free_a + self.free_b, self.free_b + self.free_a, strict=True))
+        return tuple(self.out.index(other.get(mode, mode)) for mode in self.out)
 
     def dimension_numbers(self) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes]]:
         """As `lax.dot_general` takes them; its result has the modes `batch + free_a + free_b`, each as here."""

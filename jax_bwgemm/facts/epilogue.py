@@ -107,7 +107,10 @@ class Apply:
 Node = Input | Const | Apply
 ACC, ALPHA = Input("acc", "acc"), Input("alpha", "scalar")
 UP = Input("up", "acc")  # the sums of a gated product's second b
-BIAS, RESIDUAL = Input("bias", "n"), Input("residual", "mn")
+BIAS, RESIDUAL, BETA = Input("bias", "n"), Input("residual", "mn"), Input("beta", "scalar")
+
+
+AXPBY = Apply("add", (Apply("mul", (ACC, ALPHA)), Apply("mul", (RESIDUAL, BETA))))
 
 
 class Moves(NamedTuple):
@@ -201,6 +204,13 @@ def chain(
     return Epilogue(out, (("alpha", alpha),) if alpha != 1.0 else ())
 
 
+def axpby(alpha: float = 1.0, beta: float = 0.0, has_residual: bool = False) -> Epilogue:
+    """`alpha * acc + beta * residual`, as BLAS has it, both numbers at run time; without a residual, a scale."""
+    if not has_residual:
+        return chain(alpha)
+    return Epilogue(AXPBY, (("alpha", alpha), ("beta", beta)))
+
+
 def inputs(node: Node) -> tuple[Input, ...]:
     """All that it reads, each once, in the order of their first use."""
     return tuple(dict.fromkeys(inner for inner in _walk(node) if isinstance(inner, Input)))
@@ -236,8 +246,8 @@ def in_place(epilogue: Epilogue) -> tuple[Apply, ...] | None:
 
 def label(node: Node) -> str:
     """Readable, of a chain: the roles of what is added or multiplied, and the operations. A digest, of all else."""
-    if node == UP:
-        return UP.role
+    if node in (UP, AXPBY):
+        return UP.role if node == UP else "axpby"
     found, names = steps(node), []
     for step in found or ():
         known = {"scale": ("mul", (ALPHA,)), "bias": ("add", (BIAS,)), "residual": ("add", (RESIDUAL,))}

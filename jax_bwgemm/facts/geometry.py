@@ -20,9 +20,9 @@ def cluster_tiles(tile: Tile, problem: Problem) -> tuple[int, int]:
 
 
 def num_tiles(tile: Tile, problem: Problem) -> int:
-    """Cluster tiles, those of all matrices of the batch."""
+    """Cluster tiles, those of all matrices of the batch: of a symmetric tile, those on and under the diagonal."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    return tiles_m * tiles_n * problem.batch
+    return (tiles_m * (tiles_m + 1) // 2 if tile.symmetric else tiles_m * tiles_n) * problem.batch
 
 
 def k_steps(tile: Tile, problem: Problem) -> int:
@@ -82,6 +82,13 @@ def l2_bytes(tile: Tile, problem: Problem) -> float:
     """What all CTAs read from L2."""
     steps = num_tiles(tile, problem) * tile.cluster_ctas * k_steps(tile, problem)
     return steps * fill_bytes(tile, DTYPE_BYTES[problem.a_dtype])
+
+
+def multiplied_flops(tile: Tile, problem: Problem) -> float:
+    """Of the problem's elements that its tiles compute: all, or those on and under the diagonal tiles."""
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    share = num_tiles(tile, problem) / (tiles_m * tiles_n * problem.batch)
+    return 2.0 * problem.batch * problem.m * problem.n * problem.k * problem.num_bs * share
 
 
 def operand_bytes(problem: Problem) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from jax_bwgemm.facts.tile import (
     column_halves,
     is_tma_storable,
     load_box,
+    moves_of,
     num_stages,
     reads_a_from_registers,
     stage_bytes,
@@ -141,11 +142,12 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
-    if reason := _why_not_gated(tile, problem):
+    if reason := _why_not_gated(tile, problem) or _why_not_symmetric(tile, problem):
         return reason
-    moves = problem.epilogue.moves
+    moves = moves_of(tile, problem.epilogue.moves)
     if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
-        what = "a matrix that is read" if moves.matrices else "a second result"
+        result = "a mirrored result" if tile.symmetric else "a second result"
+        what = "a matrix that is read" if moves.matrices else result
         return f"{what} requires rows that TMA can step over and no split along k, got {problem} in {tile}"
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves)
     if stages < 3:
@@ -182,6 +184,27 @@ def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
         return f"`gated` requires 128 or 256 columns, no split along k and no promoted sums, got {tile}"
     if is_gated and column_halves(tile) > 1:
         return f"`gated` requires a pair with mma_m 256, whose threads have all columns of their rows, got {tile}"
+    return None
+
+
+def _why_not_symmetric(tile: Tile, problem: Problem) -> str | None:
+    """A symmetric tile needs a symmetric product. Any other tile computes one, too, if it sums elements (i, j) and
+    (j, i) alike, so that their bits are the same."""
+    if tile.stream_k and problem.symmetric:
+        return f"a symmetric result requires one order of summation, and `stream_k` has several, got {tile}"
+    if not tile.symmetric:
+        return None
+    if not problem.symmetric:
+        return f"`symmetric` requires a product of a matrix and its own transpose, got {problem}"
+    if tile.span[0] != tile.span[1]:
+        size = "x".join(map(str, tile.span))
+        return f"`symmetric` requires cluster tiles as tall as they are wide, got {size} in {tile}"
+    if tile.cluster_k > 1 or tile.gated or tile.promoted:
+        return f"`symmetric` requires no split along k, one b and no promoted sums, got {tile}"
+    if (problem.a_major, problem.b_major, problem.c_major) not in (("k", "k", "n"), ("m", "n", "n")):
+        return f"`symmetric` requires a and its transpose as they lie, for an n-major result, got {problem}"
+    if problem.epilogue.seconds or any(x.place != "mn" for x in problem.epilogue.operands):
+        return f"`symmetric` requires an epilogue of scalars and matrices with one result, got {problem.epilogue.kind}"
     return None
 
 

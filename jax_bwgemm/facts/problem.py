@@ -59,6 +59,7 @@ class Problem:
     (l, m, k) if `a_major` is "k", else as (l, k, m); `b` as (l, k, n) if `b_major` is "n", else as (l, n, k); the
     result as (l, m, n) if `c_major` is "n", else as (l, n, m). An operand whose `*_batch` is 1 is shared by all
     `batch`. `promoted`: float8 products are summed in float32 registers, which Hopper's tensor cores do not keep.
+    `symmetric`: b is a's transpose, and so are the matrices that the epilogue reads their own.
     """
 
     m: int
@@ -75,6 +76,7 @@ class Problem:
     epilogue: Epilogue = Epilogue()
     c_major: str = "n"
     promoted: bool = False
+    symmetric: bool = False
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch != 1 else ""
@@ -83,7 +85,8 @@ class Problem:
         if self.c_major != "n":
             majors += f" c:{self.c_major}-major"
         promoted = " promoted" if self.promoted else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}{promoted}"
+        symmetric = " symmetric" if self.symmetric else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}{promoted}{symmetric}"
 
     @property
     def transposed(self) -> Problem:
@@ -132,13 +135,14 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        return 2 * self.batch * self.m * self.n * self.k * self.num_bs
+        """Of a symmetric product those of a triangle, as for BLAS's syrk."""
+        return (self.m + 1 if self.symmetric else 2 * self.n) * self.batch * self.m * self.k * self.num_bs
 
     @property
     def min_bytes(self) -> int:
         """Device memory traffic if every operand is read once and the result written once, also of dtypes that no
         kernel has."""
         a = self.a_batch * self.m * self.k * dtype_bytes(self.a_dtype)
-        b = self.num_bs * self.b_batch * self.k * self.n * dtype_bytes(self.b_dtype)
+        b = self.num_bs * self.b_batch * self.k * self.n * dtype_bytes(self.b_dtype) * (not self.symmetric)
         out = self.batch * self.m * self.n * dtype_bytes(self.out_dtype)
         return a + b + out * (len(self.epilogue.results) + self.epilogue.num_matrices)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 ALIGN_BYTES = 16  # of an address that TMA or a vector load takes
-LEAF_BYTES = {"tma": 128, "ptr": 8, "size": 4, "step": 4, "int": 4, "float": 4, "l2": 8, "token": 8}  # by source
+LEAF_BYTES = {
+    "tma": 128, "tma2": 128, "ptr": 8, "size": 4, "step": 4, "int": 4, "float": 4, "l2": 8, "token": 8
+}  # fmt: skip
 Attribute = int | float | str  # what a custom call says under one name: int32, float32 or text
-OF_BUFFERS = ("tma", "ptr", "step")  # sources that name a buffer by its index
+OF_BUFFERS = ("tma", "tma2", "ptr", "step")  # sources that name a buffer by its index
+MAPS = ("tma", "tma2")  # of a buffer, its first tensor map and its second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +96,9 @@ class Recipe:
         named = {kind: {_index(leaf) for leaf in self.params if _kind(leaf) == kind} for kind in OF_BUFFERS}
         if unknown := set().union(*named.values()) - set(range(len(self.buffers))):
             raise ValueError(f"`params` requires buffers of 0..{len(self.buffers) - 1}, got {min(unknown)}")
-        if (mapped := {facts.buffer for facts in self.tensor_maps}) != named["tma"]:
-            raise ValueError(f"`tensor_maps` requires those of buffers {sorted(named['tma'])}, got {sorted(mapped)}")
+        wanted = [i for kind in MAPS for i in named[kind]]
+        if (mapped := sorted(facts.buffer for facts in self.tensor_maps)) != sorted(wanted):
+            raise ValueError(f"`tensor_maps` requires those of buffers {sorted(wanted)}, got {mapped}")
 
     @property
     def operands(self) -> tuple[Buffer, ...]:
@@ -123,6 +127,15 @@ def buffers(text: str) -> tuple[Buffer, ...]:
     """Operands, then results, of a recipe's text of them; ValueError for what cannot be read."""
     operands, _, results = text.partition("->")
     return (*map(Buffer.from_str, operands.split()), *(Buffer.from_str(part, True) for part in results.split()))
+
+
+def map_sources(maps: Iterable[TensorMap]) -> tuple[str, ...]:
+    """What the leaf of each of a recipe's tensor maps is called."""
+    found: list[str] = []
+    for facts in maps:
+        first, second = (f"{kind}:{facts.buffer}" for kind in MAPS)
+        found.append(second if first in found else first)
+    return tuple(found)
 
 
 def leaf_bytes(source: str) -> int:

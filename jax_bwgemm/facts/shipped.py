@@ -147,6 +147,13 @@ HOPPER_SWAPPED = (
     Tile(256, 64),
     Tile(256, 112),
 )
+HOPPER_SYMMETRIC = (
+    Tile(128, 256, cluster_m=2, symmetric=True),
+    Tile(256, 128, cluster_n=2, symmetric=True),
+    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True, symmetric=True),
+    Tile(128, 128, pingpong=True, symmetric=True),
+    Tile(128, 128, symmetric=True),
+)
 BLACKWELL = (
     Tile(256, 256, cta_group=2, cluster_m=2),
     Tile(256, 256, cta_group=2, cluster_m=2, num_accs=2),
@@ -168,6 +175,10 @@ BLACKWELL_GATED = (
     Tile(128, 128, gated=True),
     Tile(64, 128, gated=True),
 )
+BLACKWELL_SYMMETRIC = (
+    Tile(256, 256, cta_group=2, cluster_m=2, symmetric=True),
+    Tile(128, 128, symmetric=True),
+)
 BLACKWELL_NARROW = (
     Tile(128, 16),
     Tile(128, 32),
@@ -178,8 +189,8 @@ BLACKWELL_NARROW = (
 )
 
 SHIPPED_TILES = {
-    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED),
-    "blackwell": (*BLACKWELL, *BLACKWELL_GATED),
+    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),
+    "blackwell": (*BLACKWELL, *BLACKWELL_GATED, *BLACKWELL_SYMMETRIC),
 }  # for any product, as 2-byte operands have them: `k_tile` follows the dtype
 NARROW_TILES = {
     "hopper": (*HOPPER_NARROW_BASE, *HOPPER_NARROW_FURTHER),

@@ -35,6 +35,8 @@ class Tile:
     are divided along k between clusters, which meet in a workspace in global memory. `promoted` (Hopper, float8): the
     sums of each stage are added to others in float32 registers. `gated`: half of the columns are those of a
     second b, so that a thread has the sums of both for the same places of the result. A pair's CTAs load one b each.
+    `symmetric`: b is a's transpose; only cluster tiles on and under the diagonal are computed, and those under it are
+    stored twice, as they are and mirrored.
     """
 
     mma_m: int
@@ -49,6 +51,7 @@ class Tile:
     stream_k: bool = False
     promoted: bool = False
     gated: bool = False
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in _FIELDS.items():
@@ -78,6 +81,11 @@ class Tile:
         return 2 if self.gated else 1
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Rows and columns of a cluster tile."""
+        return self.cluster_m * self.cta_m, self.cluster_n * self.out_n
+
+    @property
     def cluster_ctas(self) -> int:
         return self.cluster_m * self.cluster_n * self.cluster_k
 
@@ -93,6 +101,7 @@ class Tile:
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
         ways = ("_pingpong" if self.pingpong else "") + ("_streamk" if self.stream_k else "")
         ways += ("_promoted" if self.promoted else "") + ("_gated" if self.gated else "")
+        ways += "_symmetric" if self.symmetric else ""
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
@@ -100,7 +109,7 @@ class Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
         pattern = (
             r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
-            r"(_gated)?"
+            r"(_gated)?(_symmetric)?"
         )
         if not isinstance(text, str):
             raise TypeError(f"`tile` requires a `Tile` or its name, got {text!r}")
@@ -121,6 +130,11 @@ _FIELDS = {field.name: bool if field.type == "bool" else int for field in datacl
 def k_tile(in_dtype: str) -> int:
     """Elements of k in one stage: SWIZZLE_BYTES of them."""
     return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype]
+
+
+def moves_of(tile: Tile, moves: Moves) -> Moves:
+    """What a store carries where an epilogue has `moves`: of a symmetric tile every result twice."""
+    return moves._replace(results=2 * moves.results) if tile.symmetric else moves
 
 
 def storing_warps(tile: Tile, target: str) -> int:
@@ -205,7 +219,7 @@ def defers_store(
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
     16 find room beside any held result. With matrices, the store buffers hold the result; several results, nobody."""
     held_registers = family_of(target).held_registers.get(tile.num_consumer_warpgroups, 0)
-    if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or moves != PLAIN:
+    if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or moves != moves_of(tile, PLAIN):
         return False
     sums = tile.cta_m * tile.mma_n // (128 * tile.num_consumer_warpgroups)
     more_slabs = warpgroup_slabs(tile) - 1

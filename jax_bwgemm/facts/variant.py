@@ -11,7 +11,7 @@ from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, inputs, pa
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
-from jax_bwgemm.facts.tile import Tile, is_tma_storable, load_box, store_box, swizzle_atom_bytes
+from jax_bwgemm.facts.tile import Tile, is_tma_storable, load_box, moves_of, store_box, swizzle_atom_bytes
 
 _ELEMENTS = {dtype: "u8" if size == 1 else DTYPE_SHORT[dtype] for dtype, size in DTYPE_BYTES.items()}  # of tensor maps
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
@@ -35,7 +35,7 @@ class Variant:
 
     @property
     def moves(self) -> Moves:
-        return self.steps.moves
+        return moves_of(self.tile, self.steps.moves)
 
     @property
     def steps(self) -> Epilogue:
@@ -92,7 +92,8 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
     threads_store = variant.store == "threads"  # to any address that elements may have
     b_dims = ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")
     found = [Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+"))]
-    found += [Buffer(role, variant.b_dtype, b_dims) for role in b_roles(variant)]
+    bs = () if variant.tile.symmetric else b_roles(variant)  # else a's second tensor map is b's
+    found += [Buffer(role, variant.b_dtype, b_dims) for role in bs]
     dims = {"n": ("n",), "m": ("m",), "mn": out}
     found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
     align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
@@ -108,12 +109,13 @@ def b_roles(variant: Variant) -> tuple[str, ...]:
 
 
 def places(variant: Variant) -> dict[str, int]:
-    """The index of each buffer by its role."""
-    return {buffer.role: i for i, buffer in enumerate(buffers(variant))}
+    """The index of each buffer by its role; of a symmetric product, a is b, too."""
+    found = {buffer.role: i for i, buffer in enumerate(buffers(variant))}
+    return found | {"b": found["a"]} if variant.tile.symmetric else found
 
 
 def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
-    """Of the buffers that TMA moves."""
+    """Of the buffers that TMA moves; a symmetric product's operand and result have two each."""
     tile, at = variant.tile, places(variant)
     maps = []
     b = variant.b_major, variant.b_dtype
@@ -126,7 +128,11 @@ def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
     matrices = [x.role for x in variant.steps.operands if x.place == "mn"]
     moved = matrices + [role for role, _ in variant.steps.results] * (variant.store == "tma")
     element = _ELEMENTS[variant.out_dtype]
-    return *maps, *(_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved)
+    maps += [_tensor_map(at[role], element, box, variant.out_dtype, 16) for role in moved]
+    if variant.tile.symmetric:
+        box = store_box(tile, variant.out_dtype, "m", variant.target)
+        maps.append(_tensor_map(at["out"], element, box, variant.out_dtype, 16))
+    return tuple(maps)
 
 
 def _tensor_map(buffer: int, element: str, box: tuple[int, int], dtype: str, atom_bytes: int) -> TensorMap:
@@ -150,6 +156,7 @@ def why_not_variant(variant: Variant) -> str | None:
         c_major=variant.c_major,
         epilogue=variant.steps,
         promoted=variant.tile.promoted,
+        symmetric=variant.tile.symmetric,
     )
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     return why_not(variant.tile, problem, arch)

@@ -58,6 +58,11 @@ class Boxes:
         shape = (groups * self.rows, self.buffer_cols, buffers)
         return cute.tile_to_shape(atom, shape, order=(0, 1, 2) if self.c_major == "n" else (1, 0, 2))
 
+    def over(self, buffers: cute.Tensor) -> cute.Tensor:
+        """The memory of all groups' `buffers`, which other boxes of the same size share, in this layout."""
+        layout = self.layout(self.groups, cute.size(buffers, mode=[2]))
+        return cute.make_tensor(cute.recast_ptr(buffers.iterator, layout.inner, self.dtype), layout.outer)
+
     def own(self, buffers: cute.Tensor, group_idx: Any) -> cute.Tensor:
         """A group's part of all groups' buffers: (rows, cols, buffer)."""
         return cute.local_tile(buffers, self.shape, (group_idx, 0, None))

@@ -30,6 +30,7 @@ class GemmFacts:
     `full_bytes` complete a stage, `residual_bytes` the matrices' boxes of a place. `drains_stages`: shared memory must
     live until all arrivals that empty a stage have come. Hopper: `a_in_registers`, whence wgmma takes A;
     `defers_store`: a tile's rounded boxes leave during the next tile's main loop. `scalars`: roles of the epilogue's.
+    `mirror`: of a symmetric tile, how its boxes leave for their mirror image, through the same buffers.
     """
 
     tile: Tile
@@ -49,6 +50,7 @@ class GemmFacts:
     epilogue: Chain | Expression
     scalars: tuple[str, ...]
     moves: Moves
+    mirror: Boxes | None
 
     @property
     def cluster(self) -> tuple[int, int, int]:
@@ -65,11 +67,19 @@ class GemmFacts:
         b = coordinate_tensor(self.b_major == "k", n, k, batch)
         return a, b, coordinate_tensor(self.boxes.c_major == "n", m, n, batch)
 
+    def store_atoms(self, c: cute.Tensor) -> tuple[Any, ...]:
+        """What the kernel stores every result (m, n, l) through, and its mirror image if there is one."""
+        if self.mirror is None:
+            return tuple(self.boxes.store_atom(c) for _ in range(self.moves.results))
+        mirrored = cute.make_tensor(c.iterator, cute.select(c.layout, mode=[1, 0, 2]))
+        return self.boxes.store_atom(c), self.mirror.store_atom(mirrored)
+
 
 def facts_of(variant: Variant) -> GemmFacts:
     tile = variant.tile
     arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
     a_dtype, out_dtype = IN_DTYPES[variant.a_dtype], OUT_DTYPES[variant.out_dtype]
+    as_mirrored = dataclasses.replace(variant, c_major="m")
     in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)
     return GemmFacts(
         tile=tile,
@@ -89,4 +99,5 @@ def facts_of(variant: Variant) -> GemmFacts:
         epilogue=epilogue_of(variant.steps, variant.c_major, variant.out_dtype in COARSE_DTYPES),
         scalars=tuple(role for role, _ in variant.steps.scalars),
         moves=variant.moves,
+        mirror=boxes_of(as_mirrored, out_dtype, False) if tile.symmetric else None,
     )

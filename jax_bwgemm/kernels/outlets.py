@@ -58,6 +58,22 @@ def round_box(values: cute.Tensor, outlet: Outlet) -> cute.Tensor:
     return rounded
 
 
+def rounded_for(results: tuple[cute.Tensor, ...], outlets: tuple[Outlet, ...], i: int) -> cute.Tensor:
+    """What the `i`-th outlet publishes: its result, or behind all results an image of one. That is rounded anew, value by
+    value: out of a vector of float16, the compiler takes elements by registers that nobody has written."""
+    if i < len(results):
+        return round_box(results[i], outlets[i])
+    values, own = results[i % len(results)], cute.make_rmem_tensor(outlets[i].fragment, outlets[i].boxes.dtype)
+    for j in range(cute.size(values)):
+        own[j] = values[j].to(outlets[i].boxes.dtype)
+    return own
+
+
+def of_outlet(rounded: cute.Tensor, outlet: Outlet) -> cute.Tensor:
+    """The same registers, in the shape that an outlet wants."""
+    return cute.make_tensor(rounded.iterator, cute.make_layout(outlet.fragment))
+
+
 @dataclasses.dataclass(frozen=True)
 class TmaOutlet:
     """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of sC, the group's buffers (rows, cols,
@@ -89,9 +105,13 @@ class TmaOutlet:
             cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
         self.group.meet()
         if self.group.is_store_warp:
-            Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
-            cute.copy(self.atom, Cs[None, buffer], Cg)
+            self.send(at, buffer)
             cute.arch.cp_async_bulk_commit_group()
+
+    def send(self, at: Any, buffer: int) -> None:
+        """A buffer -> the result's box `at`, by one warp."""
+        Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
+        cute.copy(self.atom, Cs[None, buffer], Cg)
 
     @cute.jit
     def finish(self) -> None:

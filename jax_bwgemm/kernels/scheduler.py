@@ -74,6 +74,45 @@ def tile_coordinates(idx: Any, order: TileOrder, minimum: Minimum = min) -> tupl
     return tile_m, tile_n, batch
 
 
+def triangle(side: Any) -> Any:
+    """Tiles on and under the diagonal of a square; no intermediate result is larger."""
+    return (side // 2 * 2 + 1) * ((side + 1) // 2)
+
+
+def triangle_side(count: Any, minimum: Minimum = min) -> Any:
+    """The largest square whose `triangle` is at most `count`, an int32: bit by bit, since a square root rounds."""
+    side, tiles = count * 0, count * 0
+    for bit in reversed(range(16)):
+        more = side * (1 << bit) + triangle(1 << bit)
+        fits = 1 - minimum(-minimum(count - tiles - more, 0), 1)
+        side, tiles = side + fits * (1 << bit), tiles + fits * more
+    return side
+
+
+def triangle_coordinates(idx: Any, order: TileOrder, minimum: Minimum = min) -> tuple[Any, Any, Any]:
+    """(tile m, tile n, batch) of linear index `idx` among the tiles on and under the diagonals, all signed integers.
+
+    In groups of `raster_group` rows, too: rows first up to the diagonal's first tile of the group, then row by row what
+    is left of it, a triangle. In a snake every second group is walked backwards.
+    """
+    side, raster_group, is_snake = order.tiles_m, order.raster_group, order.raster_order
+    batch = idx // triangle(side)
+    rest = idx - batch * triangle(side)
+    group = triangle_side(rest, minimum) // raster_group
+    first = group * raster_group
+    size = minimum(raster_group, side - first)
+    block = (first + 1) * size
+    rest = rest - triangle(first)
+    rest = rest + is_snake * (group % 2) * (block + triangle(size - 1) - 1 - 2 * rest)
+    across = rest // size
+    beyond = -minimum(block - rest, 0)  # of the block, which has its last tile at block - 1
+    row = triangle_side(beyond, minimum)
+    is_beyond = minimum(-minimum(block - 1 - rest, 0), 1)
+    tile_m = first + rest - across * size + is_beyond * (row + 1 - rest + across * size)
+    tile_n = across + is_beyond * (first + 1 + beyond - triangle(row) - across)
+    return tile_m, tile_n, batch
+
+
 def share_of(num_tiles: Any, tiles: Any, clusters: Any, cluster: Any, k_tiles: Any, minimum: Minimum = min) -> Share:
     """`cluster`'s of the last `tiles` of `num_tiles`, which the first `clusters` share."""
     total = tiles * k_tiles

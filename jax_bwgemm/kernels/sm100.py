@@ -139,9 +139,8 @@ class Sm100Gemm:
             cute.nvgpu.make_tiled_tma_atom_B(b_op, b, b_smem, b_tiler, loader, vmnk.shape)[0]
             for _ in range(facts.tile.num_bs)
         ]
-        results = [facts.boxes.store_atom(c) for _ in range(facts.moves.results)]
         matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
-        maps = Maps(tma_a, tuple(tma_bs), tuple(results), tuple(matrices))
+        maps = Maps(tma_a, tuple(tma_bs), facts.store_atoms(c), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
         params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(

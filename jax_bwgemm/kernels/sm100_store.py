@@ -22,7 +22,8 @@ from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.gemm import GemmFacts
-from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, store_group
+from jax_bwgemm.kernels.mirror import images_of, mirror_outlet
+from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box, rounded_for, store_group
 from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm100_tmem import Tmem, TmemValues, wait_for_loads
 from jax_bwgemm.kernels.split_k import KSplit
@@ -155,7 +156,7 @@ class StoreRole:
                         add.advance()
                     for i in cutlass.range_constexpr(len(outlets)):
                         buffer = cutlass.const_expr(facts.boxes.buffer_of(j * len(outlets) + i))
-                        outlets[i].publish(round_box(results[i], outlets[i]), at, buffer)
+                        outlets[i].publish(rounded_for(results, outlets, i), at, buffer)
             else:
                 (sums,) = drain.sums  # no gated tile is split
                 for i in cutlass.range_constexpr(places.count):
@@ -201,18 +202,25 @@ class StoreRole:
     def outlets(
         self, params: Params, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32, group: StoreGroup
     ) -> tuple[Outlet, ...]:
-        """One store group's way out, box by box, for each result."""
+        """One store group's way out, box by box, for each result and its mirror image."""
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
             return tuple(row_outlet(boxes, group, sC, out, params.sizes) for out in outs)
-        enum = LayoutEnum.ROW_MAJOR if boxes.c_major == "n" else LayoutEnum.COL_MAJOR
-        r2s = cute.make_tiled_copy_D(sm100.get_smem_store_op(enum, boxes.dtype, self.facts.acc_dtype, t2r), t2r)
-        Rs = r2s.get_slice(tidx).partition_D(sC)
+        r2s, Rs = self.way_into(boxes, sC, t2r, tidx)
         own = boxes.own(sC, group.idx)
         if boxes.store == "threads":
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
         mC = self.facts.coordinate_tensors(params.sizes)[2]
-        return tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs)
+        images = images_of(self.facts, params, sC, group.idx)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs[: len(outs) - len(images)])
+        ways = (self.way_into(image.boxes, image.boxes.over(sC), t2r, tidx) for image in images)
+        return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
+
+    def way_into(self, boxes: Boxes, sC: cute.Tensor, t2r: cute.TiledCopy, tidx: Int32) -> tuple[Any, cute.Tensor]:
+        """(r2s, Rs) of an outlet."""
+        enum = LayoutEnum.ROW_MAJOR if boxes.c_major == "n" else LayoutEnum.COL_MAJOR
+        r2s = cute.make_tiled_copy_D(sm100.get_smem_store_op(enum, boxes.dtype, self.facts.acc_dtype, t2r), t2r)
+        return r2s, r2s.get_slice(tidx).partition_D(sC)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,9 +140,8 @@ class Sm90Gemm:
         tma_a = load_atom(a, a_smem, (tile.cta_m, tile.k_tile), tile.cluster_n)
         b_box = (tile.out_n, tile.k_tile)
         tma_bs = [load_atom(b, self.wgmma.b_stage_layout(), b_box, tile.cluster_m) for _ in range(tile.num_bs)]
-        results = [facts.boxes.store_atom(c) for _ in range(facts.moves.results)]
         matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
-        maps = Maps(tma_a, tuple(tma_bs), tuple(results), tuple(matrices))
+        maps = Maps(tma_a, tuple(tma_bs), facts.store_atoms(c), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
         stream = None
         if cutlass.const_expr(tile.stream_k):
@@ -247,7 +246,7 @@ class Sm90Gemm:
         if cutlass.const_expr(facts.defers_store):
             held = cute.make_rmem_tensor(cute.size(acc) // tile.num_bs, facts.boxes.dtype)
             held.fill(0)
-        backlog = Backlog(deal, outlet, held)
+        backlog = Backlog(deal, outlets, held)
         exchange = Exchange(walk, group, deal.warpgroups, tidx)
         make_loop = RegisterLoop if cutlass.const_expr(facts.a_in_registers) else DescriptorLoop
         loop = make_loop(facts, self.wgmma, a, b, shared.ab, hand, backlog)
@@ -286,7 +285,7 @@ class Sm90Gemm:
                     terms = loaded if early else sums.begin(at)
                     if cutlass.const_expr(facts.moves.matrices):
                         handover = handover_of(shared.residual, hand)
-                        store = residual_store(sums, outlet, shared.sC, handover, facts.moves.matrices)
+                        store = residual_store(sums, outlets, shared.sC, handover, facts.moves.matrices)
                         store.store(acc, at, phase, terms)
                         phase = phase ^ (deal.num_boxes // facts.boxes.buffers % 2)
                     elif cutlass.const_expr(facts.defers_store):

@@ -20,7 +20,8 @@ from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.gemm import GemmFacts
-from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, round_box
+from jax_bwgemm.kernels.mirror import Image, images_of
+from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, of_outlet, round_box
 from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm90_deal import Deal, Hand
 from jax_bwgemm.kernels.sm90_store import Sums
@@ -50,13 +51,14 @@ def init_handovers(barriers: cute.Pointer, deal: Deal) -> None:
 @dataclasses.dataclass(frozen=True)
 class Carrier:
     """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: one that is read or a
-    result (m, n, l)."""
+    result (m, n, l), which may have a mirror image."""
 
     facts: GemmFacts
     params: Params
     matrix: cute.Tensor
     own: cute.Tensor
     handover: Handover
+    images: tuple[Image, ...]
 
     @cute.jit
     def load(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
@@ -74,9 +76,12 @@ class Carrier:
         """A place's buffers -> the results' boxes `at`."""
         boxes = self.facts.boxes
         for i in cutlass.range_constexpr(self.facts.moves.results):
-            atom = self.params.maps.c[i]
-            Cs, Cg = boxes.tma_parts(atom, self.own, self.matrix, at)
-            cute.copy(atom, Cs[None, buffer * boxes.planes + i], Cg)
+            if cutlass.const_expr(len(self.images) == 1 and i == 1):
+                self.images[0].send(at, buffer * boxes.planes + i)
+            else:
+                atom = self.params.maps.c[i]
+                Cs, Cg = boxes.tma_parts(atom, self.own, self.matrix, at)
+                cute.copy(atom, Cs[None, buffer * boxes.planes + i], Cg)
         cute.arch.cp_async_bulk_commit_group()
 
 
@@ -92,7 +97,8 @@ class ResidualRole:
         deal, walk = hand.deal, hand.walk
         handover = handover_of(barriers, hand)
         matrix = self.facts.coordinate_tensors(params.sizes)[2]
-        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, hand.group_idx), handover)
+        images = images_of(self.facts, params, sC, hand.group_idx)
+        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, hand.group_idx), handover, images)
         buffers = deal.boxes.buffers
         ahead = pipelines.residual_stores_in_flight(buffers)
         phase = Int32(0)
@@ -126,7 +132,7 @@ class ResidualStore:
     part of the store buffers, by the very layout of the way out: ldmatrix where that has stmatrix. `count`: of them."""
 
     sums: Sums
-    outlet: TmaOutlet
+    outlets: tuple[TmaOutlet, ...]
     handover: Handover
     s2r: Any
     Rs: cute.Tensor
@@ -135,17 +141,19 @@ class ResidualStore:
     @cute.jit
     def store(self, acc: cute.Tensor, at: Any, phase: Int32, loaded: tuple[Any, ...]) -> None:
         """Registers -> epilogue, with the matrices -> the boxes where those were, place after place."""
-        sums, outlet, deal = self.sums, self.outlet, self.sums.deal
+        sums, outlets, deal = self.sums, self.outlets, self.sums.deal
         buffers, planes = deal.boxes.buffers, deal.boxes.planes
         flat = cute.coalesce(acc)
         for box in cutlass.range_constexpr(deal.num_boxes):
             buffer = cutlass.const_expr(box % buffers)
             matrices = functools.partial(self.matrices, buffer, phase ^ (box // buffers % 2))
             results = sums.finish(flat, at, box, loaded, matrices)
-            rounded = [round_box(result, outlet) for result in results]
+            rounded = [round_box(result, outlets[0]) for result in results]
             cute.arch.sync_warp()  # every lane has read what others overwrite
-            for i in cutlass.range_constexpr(len(rounded)):
-                cute.copy(outlet.r2s, rounded[i], outlet.Rs[None, None, None, buffer * planes + i])
+            for i in cutlass.range_constexpr(len(outlets)):
+                outlet = outlets[i]
+                own = of_outlet(rounded[i % len(rounded)], outlet)
+                cute.copy(outlet.r2s, own, outlet.Rs[None, None, None, buffer * planes + i])
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()
             with cute.arch.elect_one():
@@ -164,13 +172,17 @@ class ResidualStore:
         return tuple(found)
 
 
-def residual_store(sums: Sums, outlet: Outlet, sC: cute.Tensor, handover: Handover, count: int) -> ResidualStore:
+def residual_store(
+    sums: Sums, outlets: tuple[Outlet, ...], sC: cute.Tensor, handover: Handover, count: int
+) -> ResidualStore:
     """`count`: of the matrices."""
-    assert isinstance(outlet, TmaOutlet)  # `legality`: where threads store, XLA adds a residual
+    ways = tuple(outlet for outlet in outlets if isinstance(outlet, TmaOutlet))
+    assert len(ways) == len(outlets)  # `legality`: where threads store, XLA adds a residual
+    outlet = ways[0]
     boxes, group = outlet.boxes, outlet.group
     if sums.rows.leave_in_pairs:
-        return ResidualStore(sums, outlet, handover, outlet.r2s, outlet.Rs, count)
+        return ResidualStore(sums, ways, handover, outlet.r2s, outlet.Rs, count)
     op = warp.LdMatrix8x8x16bOp(boxes.c_major == "m", 4) if boxes.dtype.width == 16 else cute.nvgpu.CopyUniversalOp()
     s2r = cute.make_tiled_copy_S(cute.make_copy_atom(op, boxes.dtype), outlet.r2s)
     own = sums.rows.order(boxes.own(sC, group.idx))
-    return ResidualStore(sums, outlet, handover, s2r, s2r.get_slice(group.tidx).partition_S(own), count)
+    return ResidualStore(sums, ways, handover, s2r, s2r.get_slice(group.tidx).partition_S(own), count)

@@ -20,7 +20,8 @@ from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Matrices, Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.gemm import GemmFacts
-from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, round_box
+from jax_bwgemm.kernels.mirror import images_of, mirror_outlet
+from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, of_outlet, round_box
 from jax_bwgemm.kernels.params import Params
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, SlabRows, swizzled
@@ -113,7 +114,8 @@ def publish_box(
     rounded = [round_box(result, outlets[0]) for result in sums.finish(flat, at, box, loaded)]
     for i in cutlass.range_constexpr(len(outlets)):
         buffer = cutlass.const_expr(sums.deal.boxes.buffer_of(box * len(outlets) + i))
-        outlets[i].publish(rounded[i], sums.deal.box_at(at, box), buffer)
+        own = of_outlet(rounded[i % len(rounded)], outlets[i])
+        outlets[i].publish(own, sums.deal.box_at(at, box), buffer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Backlog:
     """Rounded boxes of a tile, `held` in registers, that leave later, one by one; none ever where that is None."""
 
     deal: Deal
-    outlet: Outlet
+    outlets: tuple[Outlet, ...]
     held: Any
 
     @cute.jit
@@ -139,14 +141,17 @@ class Backlog:
         """The next box, if one is left of the tile that begins `at`. Registers have no run-time index, hence a branch
         for each."""
         if cutlass.const_expr(self.held is not None):
-            deal, outlet = self.deal, self.outlet
+            deal, outlets = self.deal, self.outlets
             count = cutlass.const_expr(cute.size(self.held) // deal.num_boxes)
             for i in cutlass.range_constexpr(deal.num_boxes):
                 if box == i:
                     if cutlass.const_expr(i == 0):
-                        outlet.reclaim()
-                    rounded = cute.make_tensor(self.held.iterator + i * count, cute.make_layout(outlet.fragment))
-                    outlet.publish(rounded, deal.box_at(at, i), deal.boxes.buffer_of(i))
+                        outlets[0].reclaim()
+                    for j in cutlass.range_constexpr(len(outlets)):
+                        rounded = cute.make_tensor(
+                            self.held.iterator + i * count, cute.make_layout(outlets[j].fragment)
+                        )
+                        outlets[j].publish(rounded, deal.box_at(at, i), deal.boxes.buffer_of(i * len(outlets) + j))
             box = box + 1
         return box
 
@@ -199,19 +204,24 @@ class WayOut:
     rows: SlabRows
 
     def outlets(self, params: Params, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> tuple[Outlet, ...]:
-        """Of each result: stmatrix where elements have 16 bits and TMA stores them. `mma`: of one warpgroup."""
+        """Of each result, and of its mirror image: stmatrix where elements have 16 bits and TMA stores them. `mma`: of
+        one warpgroup."""
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
             return tuple(row_outlet(boxes, group, sC, out, params.sizes) for out in outs)
-        r2s, Rs, own = self.pairs(sC, group) if self.rows.leave_in_pairs else self.fragments(sC, mma, group)
+        r2s, Rs, own = self.pairs(sC, group) if self.rows.leave_in_pairs else self.fragments(boxes, sC, mma, group)
         if boxes.store == "threads":
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
         mC = self.facts.coordinate_tensors(params.sizes)[2]
-        return tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs)
+        images = images_of(self.facts, params, sC, group.idx)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs[: len(outs) - len(images)])
+        ways = (self.fragments(image.boxes, image.boxes.over(sC), mma, group)[:2] for image in images)
+        return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 
-    def fragments(self, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup) -> tuple[Any, cute.Tensor, cute.Tensor]:
+    def fragments(
+        self, boxes: Boxes, sC: cute.Tensor, mma: cute.TiledMma, group: StoreGroup
+    ) -> tuple[Any, cute.Tensor, cute.Tensor]:
         """(r2s, Rs, sC) of an outlet."""
-        boxes = self.facts.boxes
         enum = LayoutEnum.ROW_MAJOR if boxes.c_major == "n" else LayoutEnum.COL_MAJOR
         stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(boxes.c_major == "m", 4), boxes.dtype)
         r2s = cute.make_tiled_copy_S(

@@ -9,7 +9,17 @@ from cutlass import Boolean, Int32, Uint32, cute
 
 from jax_bwgemm.facts.tile import INT32_MAX, Tile
 from jax_bwgemm.kernels.params import Sizes, StreamParams
-from jax_bwgemm.kernels.scheduler import Piece, Share, TileOrder, num_pieces, piece_of, share_of, tile_coordinates
+from jax_bwgemm.kernels.scheduler import (
+    Piece,
+    Share,
+    TileOrder,
+    num_pieces,
+    piece_of,
+    share_of,
+    tile_coordinates,
+    triangle,
+    triangle_coordinates,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +77,10 @@ class Walk:
 
     def tile_of(self, idx: Uint32) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) of this CTA's tile, in units of cta_m, out_n and 1."""
-        tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, cutlass.min)
+        if self.tile.symmetric:
+            tile_m, tile_n, l_idx = triangle_coordinates(Int32(idx), self.order, cutlass.min)
+        else:
+            tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, cutlass.min)
         m_idx = Int32(tile_m) * self.tile.cluster_m + self.x
         return m_idx, Int32(tile_n) * self.tile.cluster_n + self.y, Int32(l_idx)
 
@@ -79,6 +92,9 @@ def walk_of(tile: Tile, sizes: Sizes, stream_params: StreamParams | None) -> Wal
     raster = sizes.raster_group, sizes.raster_along_n, sizes.raster_order
     order = TileOrder(tiles_m, tiles_n, *map(Uint32, raster))
     num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
+    if tile.symmetric:
+        order = TileOrder(Int32(tiles_m), Int32(tiles_n), *raster)
+        num_tiles = Uint32(triangle(Int32(tiles_m)) * sizes.batch)
     k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
     first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
     if tile.stream_k:

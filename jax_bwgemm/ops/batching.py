@@ -42,9 +42,10 @@ def _mapped_epilogue(
     args: Any, dims: Dims, *, contraction: Contraction, epilogue: Epilogue, out_dtype: Any, **params: Any
 ) -> tuple[jax.Array, ...]:
     """Of one product, in float32; of a gated one, two."""
-    params |= {"contraction": contraction.product, "epilogue": Epilogue(), "out_dtype": jnp.dtype("float32")}
+    alone = dataclasses.replace(contraction, extras=(), num_bs=1)
+    params |= {"contraction": alone, "epilogue": Epilogue(), "out_dtype": jnp.dtype("float32")}
     count = len(contraction.factors)
-    sums = tuple(product(args[0], b, **params) for b in args[1:count])
+    sums = tuple(fused_product(args[0], b, (), **params)[0] for b in args[1:count])
 
     def finished(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return finish(sums, epilogue, aligned(operands, contraction), out_dtype)

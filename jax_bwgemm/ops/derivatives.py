@@ -80,6 +80,8 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     }
     if epilogue.is_gated:
         return _gated(fused, tangents[:count], dots)
+    if fused.contraction.symmetric:
+        return _symmetric(fused, tangents[0], dots)
     inner, outer = split(epilogue)
     terms = _product_terms(fused, tangents[:2], _scale(inner))
     terms += [dots[x] for x in inner.operands if x in dots]
@@ -179,6 +181,24 @@ def _gated(fused: _Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
     *outs, gate, up = fused.results(kept, wide_dtype)
     outs = [round_to(out, out_dtype) for out in outs]
     return outs, _tangents(fused, epilogue, {ACC: gate, UP: up}, [*parts, *dots.items()], outs)
+
+
+def _symmetric(fused: _Fused, a_dot: Any, dots: Any) -> tuple[Any, Any]:
+    """Of both factors, which are one: a product and its transpose. A gradient is (g + g^T) a, one product, too."""
+    a, b = fused.factors
+    outs = fused_product(a, b, fused.values, epilogue=fused.epilogue, **fused.params)
+    known = dict(fused.epilogue.scalars)
+    terms = [known["beta"] * dot for dot in dots.values()]
+    if (tangent := _present(a_dot)) is not None:
+        params = fused.params | {"contraction": fused.contraction.product, "tile": None}
+        half = product(tangent, b, epilogue=chain(known.get("alpha", 1.0)), **params)
+        terms += [half, _as_sharded(lax.transpose(half, fused.contraction.flip), fused.out)]
+    return list(outs), [_sum(terms, outs[0])]
+
+
+def _as_sharded(x: jax.Array, aval: Any) -> jax.Array:
+    sharding = explicit_sharding(aval)
+    return x if sharding is None else jax.sharding.reshard(x, sharding)
 
 
 def _tangents(

@@ -277,7 +277,8 @@ def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Con
     assert plan is not None  # the attempt has a kernel
     register(settings.is_emulated)
     repacker = Repacker(settings.planned_device, settings.is_emulated, plan.pdl)
-    values, avals = taker.take(attempt.route, operands[: len(taker.ctx.avals_in)], repacker.emit)
+    takes_one = plan.tile is not None and plan.tile.symmetric
+    values, avals = taker.take(attempt.route, operands[: len(taker.ctx.avals_in)], repacker.emit, takes_one)
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
     own = taker.ctx.replace(avals_in=avals, avals_out=list(map(taker.result_aval, avals_out)))

@@ -23,7 +23,7 @@ from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.facts.recipe import ALIGN_BYTES
-from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p, product
+from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p
 from jax_bwgemm.ops.reference import aligned, finish
 from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of, whole_spec
 
@@ -218,17 +218,19 @@ def _placement(modes: str, x: Any) -> Placement:
 def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, Any]) -> tuple[jax.Array, ...]:
     """The results of a device, of its shards."""
     a, b, *others = map(_aligned, operands)
-    params = params | {"out_sharding": None}
+    contraction: Contraction = params["contraction"]
+    if any(division.operands[mode] for mode in contraction.free_a + contraction.free_b):  # b's shard is not a's
+        contraction = dataclasses.replace(contraction, symmetric=False)
+    params = params | {"out_sharding": None, "contraction": contraction}
     if not division.summed:
         return fused_product(a, b, others, **params)
-    contraction: Contraction = params["contraction"]
     bs, extras = (b, *others[: contraction.num_bs - 1]), others[contraction.num_bs - 1 :]
     epilogue, out_dtype, is_scaled = params["epilogue"], params["out_dtype"], is_linear(params["epilogue"])
     own = params | {
-        "contraction": contraction.product,
+        "contraction": dataclasses.replace(contraction, extras=(), num_bs=1),
         "out_dtype": sum_dtype(out_dtype, params["settings"].partial_sums),
     }
-    partials = [product(a, b, **own | {"epilogue": epilogue if is_scaled else Epilogue()}) for b in bs]
+    partials = [fused_product(a, b, (), **own | {"epilogue": epilogue if is_scaled else Epilogue()})[0] for b in bs]
     sums = [_added(partial, division, contraction) for partial in partials]
     if is_scaled:
         return finish(sums, Epilogue(), (), out_dtype) if sums[0].dtype != out_dtype else tuple(sums)

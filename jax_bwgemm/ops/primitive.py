@@ -41,9 +41,9 @@ def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **p
     """The results of `epilogue`, all of the contraction's shape; `operands` as it names them, in `out_dtype`, with the
     modes that the contraction's `extras` say.
 
-    Params: `product`'s, with any epilogue.
+    Params: `product`'s, with any epilogue. Of a symmetric contraction, b is a: it is linear in neither.
     """
-    if is_linear(params["epilogue"]):
+    if is_linear(params["epilogue"]) and not params["contraction"].symmetric:
         return (product(a, b, **params),)
     return tuple(fused_matmul_p.bind(*match_varying(a, b, *operands), **_whole(params)))
 

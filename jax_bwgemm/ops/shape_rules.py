@@ -117,7 +117,7 @@ def viewed(
     dtypes = str(operands[0].dtype), str(operands[1].dtype), str(out_dtype)
     places = tuple(x.place for x in epilogue.operands)
     found = view(contraction, sizes_of(contraction, operands), sources, dtypes, places)
-    return found, found.problem(*dtypes, epilogue, promotes(precision))
+    return found, found.problem(*dtypes, epilogue, promotes(precision), contraction.symmetric)
 
 
 def _matmul_shape_rule(

@@ -85,10 +85,12 @@ class Taker:
     view: View
     sources: Sources
 
-    def take(self, route: Route, operands: Sequence[Any], repack: EmitRepack) -> tuple[list[Any], list[Any]]:
-        """(values, avals) of the kernel's operands, the way that `route` says."""
+    def take(
+        self, route: Route, operands: Sequence[Any], repack: EmitRepack, takes_one: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """(values, avals) of the kernel's operands, the way that `route` says; `takes_one`: a is b, too."""
         count = len(self.contraction.factors)
-        pairs = [self._take(route, i, operands, repack) for i in range(count)]
+        pairs = [self._take(route, i, operands, repack) for i in range(1 if takes_one else count)]
         others = operands[count:], self.ctx.avals_in[count:]
         view = self.view
         spans = {"m": (view.row_modes, (view.m,)), "n": (view.column_modes, (view.n,))}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, num_waves, wave_shape
+from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, multiplied_flops, num_waves, wave_shape
 from jax_bwgemm.facts.padding import padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import (
@@ -28,6 +28,7 @@ from jax_bwgemm.facts.tile import (
     acc_stages,
     defers_store,
     is_tma_storable,
+    moves_of,
     num_stages,
     reads_a_from_registers,
     store_boxes,
@@ -97,16 +98,16 @@ def cost(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule | None = N
     objection."""
     schedule = schedule or shipped_schedule(tile, problem, arch)
     memory_us = memory_bytes(tile, problem, arch, schedule.is_grouped) / (arch.memory_tb_per_s * 1e6)
-    clock = arch.clock_ghz
+    clock, flops = arch.clock_ghz, multiplied_flops(tile, problem)
     for _ in range(CLOCK_STEPS):
         compute_us = _launch_cycles(tile, problem, arch, schedule, clock) / (clock * 1e3)
         us = overlapped(compute_us, memory_us, arch.constants.memory_overlap)
-        at_clock = problem.flops / (us * 1e3 * clock * arch.num_sms * arch.flops_per_clk(problem.a_dtype))
+        at_clock = flops / (us * 1e3 * clock * arch.num_sms * arch.flops_per_clk(problem.a_dtype))
         before, clock = clock, loaded_clock(tile, arch, at_clock)
         if abs(clock - before) < CLOCK_TOLERANCE_GHZ:
             break
     bound = "memory" if memory_us > compute_us else _step_bound(tile, problem, arch, schedule, clock)
-    padding_us = _padding_us(problem, arch)
+    padding_us = _padding_us(problem, arch, "a" if tile.symmetric else "ab")
     us += arch.constants.launch_us + padding_us
     utilisation = problem.flops / (us * 1e6 * peak_tflops(problem, arch))
     waves, rate = num_waves(tile, problem, arch), fill_rate(tile, DTYPE_BYTES[problem.a_dtype], arch)
@@ -128,7 +129,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     store = "tma" if is_tma_storable(problem) else "threads"
     return Schedule(
-        num_stages(tile, problem.a_dtype, problem.out_dtype, arch, problem.epilogue.moves),
+        num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves_of(tile, problem.epilogue.moves)),
         acc_stages(tile, arch.tmem_cols),
         store=store,
         defers_store=_leaves_later(tile, problem, arch, store),
@@ -138,7 +139,7 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
 
 def _leaves_later(tile: Tile, problem: Problem, arch: Arch, store: str) -> bool:
     """From registers, or where matrices have been, from store buffers for a whole tile."""
-    moves = problem.epilogue.moves
+    moves = moves_of(tile, problem.epilogue.moves)
     if moves.matrices:
         buffers = store_buffers(tile, problem.out_dtype, arch.target, moves)
         return arch.family.residual_buffers > 0 and buffers == store_boxes(tile, problem.out_dtype)
@@ -163,7 +164,8 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
-    out_bytes = DTYPE_BYTES[problem.out_dtype] * sum(problem.epilogue.moves)  # matrices come as results go
+    moves = moves_of(tile, problem.epilogue.moves)
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * sum(moves)  # matrices come as results go
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
     start = c.start_cycles + latency + (c.meeting_cycles if tile.cluster_ctas > 1 else 0)
     start += c.stream_start_cycles if tile.stream_k else 0
@@ -218,9 +220,9 @@ def pass_us(size: int, arch: Arch) -> float:
     return arch.constants.launch_us + size / (arch.memory_tb_per_s * 1e6)
 
 
-def _padding_us(problem: Problem, arch: Arch) -> float:
-    """A pass over each operand whose rows TMA cannot step over."""
-    return sum(repack_us(problem, x, arch) for x in "ab" if padding(problem, x))
+def _padding_us(problem: Problem, arch: Arch, operands: str) -> float:
+    """A pass over each of the operands whose rows TMA cannot step over."""
+    return sum(repack_us(problem, x, arch) for x in operands if padding(problem, x))
 
 
 def _step_bound(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> str:

@@ -30,7 +30,7 @@ CUBIN_DIGITS = 12  # of a cubin's sha256: enough to tell builds apart
 MOST_BYTES = 2**24  # of a table; of 230 problems: 2**17
 SHIPPED = Path(__file__).parent / "tables"
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
-_KEY = re.compile(r"\d+\*\d+x\d+x\d+ a:\d+:\w+:[km] b:\d+:\w+:[nk] c:\w+:[nm] \w+")
+_KEY = re.compile(r"\d+\*\d+x\d+x\d+ a:\d+:\w+:[km] b:\d+:\w+:[nk] c:\w+:[nm] \w+( promoted)?( symmetric)?")
 _HEADER = {"format", "arch", "package_version", "command", "machine", "records"}
 
 
@@ -67,8 +67,8 @@ def key(problem: Problem) -> str:
     a, b, c = (DTYPE_SHORT[dtype] for dtype in (problem.a_dtype, problem.b_dtype, problem.out_dtype))
     sizes = f"{problem.batch}*{problem.m}x{problem.n}x{problem.k}"
     operands = f"a:{problem.a_batch}:{a}:{problem.a_major} b:{problem.b_batch}:{b}:{problem.b_major}"
-    promoted = " promoted" if problem.promoted else ""
-    return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}{promoted}"
+    kinds = (" promoted" if problem.promoted else "") + (" symmetric" if problem.symmetric else "")
+    return f"{sizes} {operands} c:{c}:{problem.c_major} {problem.epilogue.kind}{kinds}"
 
 
 def stand_in(problem: Problem) -> Problem | None:

@@ -97,7 +97,8 @@ def candidates(
     its few columns; and, if it `is_swappable`, for its transpose, narrow ones for few rows and others for more."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
-    tiles = [(tile, swaps) for tile in shipped[family] if (tile.promoted, tile.gated) == asked]
+    fitting = (x for x in shipped[family] if (x.promoted, x.gated) == asked and x.symmetric <= problem.symmetric)
+    tiles = [(tile, swaps and not tile.symmetric) for tile in fitting]
     if problem.n <= FEW and not swaps:
         tiles += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
     found = [_candidate(problem, tile, flips) for tile, flips in tiles]

@@ -64,13 +64,16 @@ class View:
     def has_other(self) -> tuple[bool, bool]:
         return len(self.rows) > 1, len(self.columns) > 1
 
-    def problem(self, a_dtype: str, b_dtype: str, out_dtype: str, epilogue: Epilogue, promoted: bool) -> Problem:
+    def problem(
+        self, a_dtype: str, b_dtype: str, out_dtype: str, epilogue: Epilogue, promoted: bool, symmetric: bool = False
+    ) -> Problem:
         """Of the kernel's operands, of which the first is b if the view `flips`."""
         dtypes = (b_dtype, a_dtype) if self.flips else (a_dtype, b_dtype)
         a, b = self.rows[0], self.columns[0]
         return Problem(
             self.m, self.n, self.k, self.batch, *dtypes, out_dtype, "k" if a.major == "k" else "m",
             "k" if b.major == "k" else "n", a.shape[0], b.shape[0], epilogue, promoted=promoted,
+            symmetric=symmetric,
         )  # fmt: skip
 
 
@@ -106,7 +109,7 @@ def view(
         return "".join(mode for mode in modes if mode in real)
 
     a, b, out = kept(contraction.a), kept(contraction.b), kept(contraction.out)
-    own = Contraction(a, b, out, tuple(map(kept, contraction.extras)), contraction.num_bs)
+    own = Contraction(a, b, out, tuple(map(kept, contraction.extras)), contraction.num_bs, contraction.symmetric)
     vectors = [(modes, place) for modes, place in zip(own.extras, places, strict=True) if place != "mn"]
     stored = [
         [modes, *(() if source is None else (kept(source),))] for modes, source in zip((a, b), sources, strict=True)

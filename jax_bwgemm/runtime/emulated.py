@@ -100,12 +100,15 @@ class Kernel:
     def _launch(self, addresses: list[int]) -> Launch:
         plan, own, block = self.plan, self.entry.recipe, self.plan.param_block
         leaves: dict[int, Any] = {leaf.offset: block[leaf.offset : leaf.offset + leaf.size] for leaf in own.params}
-        maps = {facts.buffer: facts for facts in own.tensor_maps}
+        maps = dict(zip(recipe.map_sources(own.tensor_maps), own.tensor_maps, strict=True))
         for i, (use, address) in enumerate(zip(plan.buffers, addresses, strict=True)):
             if use.pointer_offset >= 0:
                 leaves[use.pointer_offset] = address
+            name = _name(own.buffers[i])
             if use.map_offset >= 0:
-                leaves[use.map_offset] = _tensor_map(use.map, maps[i], address, _name(own.buffers[i]))
+                leaves[use.map_offset] = _tensor_map(use.map, maps[f"tma:{i}"], address, name)
+            if use.second_map_offset >= 0:
+                leaves[use.second_map_offset] = _tensor_map(use.second_map, maps[f"tma2:{i}"], address, name)
         params = tuple(leaves[offset] for offset in plan.param_offsets)
         grid, threads, cluster = ((x, y, z) for x, y, z in (plan.grid, plan.block, plan.cluster))
         return Launch(grid, threads, params, cluster, plan.smem_bytes, self.entry.entry)

@@ -105,12 +105,13 @@ class TensorMapSpec(ctypes.Structure):
 
 
 class BufferUse(ctypes.Structure):
-    """What a launch does with one buffer: `map_offset` and `pointer_offset` say where its descriptor and its address go
-    in the parameter block, -1: nowhere."""
+    """What a launch does with one buffer: `map_offset`, `second_map_offset` and `pointer_offset` say where its
+    descriptors and its address go in the parameter block, -1: nowhere."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("align_bytes", "map_offset", "pointer_offset")),
+        *((name, ctypes.c_int32) for name in ("align_bytes", "map_offset", "second_map_offset", "pointer_offset")),
         ("map", TensorMapSpec),
+        ("second_map", TensorMapSpec),
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.facts.arch import ARCHS, family_of
 from jax_bwgemm.facts.epilogue import Epilogue
-from jax_bwgemm.facts.recipe import Recipe, leaf_bytes
+from jax_bwgemm.facts.recipe import Recipe, leaf_bytes, map_sources
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
@@ -75,8 +75,8 @@ def fake_repack(repack: Repack) -> RepackEntry:
 
 def _recipe(variant: Variant) -> Recipe:
     """Every buffer, by its tensor map if it has one, and the sizes: the least that a kernel takes."""
-    mapped = {facts.buffer for facts in tensor_maps(variant)}
-    sources = [f"{'tma' if i in mapped else 'ptr'}:{i}" for i in range(len(buffers(variant)))]
+    sources = list(map_sources(tensor_maps(variant)))
+    sources += [f"ptr:{i}" for i in range(len(buffers(variant))) if f"tma:{i}" not in sources]
     sources += ["size:m", "size:n", "size:k", "size:batch"]
     params = lay_out(tuple((source, leaf_bytes(source)) for source in sources))
     return Recipe(buffers(variant), tensor_maps(variant), params)

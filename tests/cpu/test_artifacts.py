@@ -114,7 +114,10 @@ def test_written_atomically_and_sorted(tmp_path):
         (edit_recipe("params", "tma:3", "tma:5"), r"`params` requires buffers of 0..3, got 5"),
         (edit_recipe("params", "tma:3", "ptr:3"), r"requires those of buffers \[0, 1\], got \[0, 1, 3\]"),
         (edit_recipe("params", "size:m@", "size:m%"), r"a recipe requires texts of the form \S+, got 'size:m%448\+4'"),
-        (edit_recipe("params", "size:m", "q:m"), r"source requires one of tma, ptr, size, step, int, .*, got 'q:m'"),
+        (
+            edit_recipe("params", "size:m", "q:m"),
+            r"source requires one of tma, tma2, ptr, size, step, int, .*, got 'q:m'",
+        ),
         (
             edit_recipe("tensor_maps", "/16", ""),
             r"a recipe requires texts of the form \S+, got '0:bf16\[64,128,1\]/128'",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
@@ -15,7 +15,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
 from jax_bwgemm.facts.problem import DTYPE_SHORT
 from jax_bwgemm.facts.tile import Tile, workspace_bytes
-from jax_bwgemm.facts.variant import Variant, buffers, places
+from jax_bwgemm.facts.variant import Variant, places
 from tests.cases import Case, activation_of, has
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
@@ -25,7 +25,7 @@ PITCH_BYTES = 16  # what TMA can step over
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a launcher must know. `params`: (source, bytes) in order; `tensor_maps`: by role."""
+    """What a launcher must know. `params`: (source, bytes) in order; `tensor_maps`: by their parameters' sources."""
 
     variant: Variant
     params: tuple[tuple[str, int], ...]
@@ -101,10 +101,11 @@ def run_matmul(
         arrays["workspace"] = poisoned_workspace(tile, clusters) if workspace is None else workspace
     at = places(variant)
     addresses = {name: memory.register(array, name) for name, array in arrays.items()}
-    values: dict[str, Any] = {
-        f"tma:{at[name]}": operand_map(addresses[name], arrays[name], own, name)
-        for name, own in facts.tensor_maps.items()
-    }
+    roles = {i: name for name, i in reversed(at.items())}
+    values: dict[str, Any] = {}
+    for source, own in facts.tensor_maps.items():
+        name = roles[own.buffer]
+        values[source] = operand_map(addresses[name], arrays[name], own, name)
     values |= {f"ptr:{at[name]}": address for name, address in addresses.items() if name in at}
     values |= {"size:m": m, "size:n": n, "size:k": k, "size:batch": batch, "float:alpha": struct.pack("<f", alpha)}
     values |= {f"float:{role}": struct.pack("<f", value) for role, value in (scalars or {}).items()}
@@ -126,12 +127,12 @@ def run_matmul(
 
 def facts_of(variant: Variant, compiled: Any) -> Facts:
     """From `kernels.aot.compile.compile_variant`'s result."""
-    maps = by_role(variant, compiled.tensor_maps)
+    maps = by_source(compiled.tensor_maps)
     return Facts(variant, compiled.params, compiled.num_threads, compiled.smem_bytes, maps)
 
 
-def by_role(variant: Variant, tensor_maps: Iterable[recipe.TensorMap]) -> dict[str, recipe.TensorMap]:
-    return {buffers(variant)[facts.buffer].role: facts for facts in tensor_maps}
+def by_source(tensor_maps: Sequence[recipe.TensorMap]) -> dict[str, recipe.TensorMap]:
+    return dict(zip(recipe.map_sources(tensor_maps), tensor_maps, strict=True))
 
 
 def case_of(variant: Variant, m: int, n: int, k: int, a_batch: int = 1, b_batch: int = 1) -> Case:

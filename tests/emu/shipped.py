@@ -14,7 +14,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.runtime import artifacts
-from tests.emu.matmul import Facts, by_role
+from tests.emu.matmul import Facts, by_source
 
 
 def variants(target: str) -> list[Variant]:
@@ -67,6 +67,6 @@ def facts(variant: Variant) -> Facts:
         tuple((leaf.source, leaf.size) for leaf in entry.recipe.params),
         entry.num_threads,
         entry.smem_bytes,
-        by_role(variant, entry.recipe.tensor_maps),
+        by_source(entry.recipe.tensor_maps),
         entry.entry,
     )

@@ -7,16 +7,18 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.facts.arch import ARCHS, TARGETS, family_of
-from jax_bwgemm.facts.epilogue import Epilogue, chain
+from jax_bwgemm.facts.epilogue import Epilogue, axpby, chain
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.facts.shipped import (
     BLACKWELL,
     BLACKWELL_GATED,
+    BLACKWELL_SYMMETRIC,
     HOPPER_BASE,
     HOPPER_FURTHER,
     HOPPER_GATED,
     HOPPER_NARROW_BASE,
     HOPPER_PROMOTED,
+    HOPPER_SYMMETRIC,
     NARROW_TILES,
     SHIPPED_TILES,
     SWAPPED_TILES,
@@ -55,6 +57,8 @@ UNITS_BACK = tuple(pullback(name, is_gated=True) for name in ("silu", "gelu"))
 KEPT = tuple(kept(name, has_bias=has_bias) for name in ("silu", "gelu") for has_bias in (False, True))
 KEPT_BUT_GELU = tuple(epilogue for epilogue in KEPT if epilogue != kept("gelu"))
 BACK = tuple(pullback(name) for name in ("silu", "gelu", "relu"))
+SYRK = Epilogue(), SCALE, axpby(2.0, 2.0, True)  # a symmetric product's, of any scales
+SYRK_MAJORS = ("kk", "mn")  # a @ a^T and a^T @ a
 DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
 
 
@@ -196,6 +200,9 @@ ROWS = {
         Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
+        Row(HOPPER_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
+        Row(HOPPER_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
+        Row(HOPPER_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE, c_major="m"),
@@ -217,6 +224,9 @@ ROWS = {
         Row((PAIR, SMALL), SAME, FORWARD, GATED),
         Row((PAIR, SMALL), SAME, ("mn", "mk"), (SCALE,)),
         Row(BLACKWELL_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
+        Row(BLACKWELL_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
+        Row(BLACKWELL_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
+        Row(BLACKWELL_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),

@@ -9,7 +9,7 @@ import cutlass
 from cutlass import cute
 
 from jax_bwgemm.facts.arch import ARCHS, family_of
-from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes
+from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes, map_sources
 from jax_bwgemm.facts.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
 from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
 from jax_bwgemm.kernels.aot.compiled import Compiled
@@ -65,20 +65,21 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
 def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
     """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
     at = places(variant)
-    operands, results, matrices = _mapped(variant)
-    moved = [f"tma:{at[role]}" for role in operands]
-    moved += [f"{'tma' if variant.store == 'tma' else 'ptr'}:{at[role]}" for role in results]
-    moved += [f"tma:{at[role]}" for role in matrices]
+    moved = [source if source.startswith("tma") else f"ptr:{at[source]}" for source in _moved(variant)]
     stream = STREAM_PARAMS if variant.tile.stream_k else ()
     named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
     return tuple((source, leaf_bytes(source)) for source in (*moved, *named, *epilogue))
 
 
-def _mapped(variant: Variant) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Roles of the operands, of the results, and of the matrices that the epilogue reads, as `Maps` has them."""
-    results = tuple(role for role, _ in variant.steps.results)
-    return ("a", *b_roles(variant)), results, tuple(x.role for x in variant.steps.operands if x.place == "mn")
+def _moved(variant: Variant) -> list[str]:
+    """Operands, results and matrices that the epilogue reads, as `Maps` has them: the source of each, or the role of a
+    result that threads store."""
+    at, symmetric = places(variant), variant.tile.symmetric
+    operands = [f"{'tma2' if symmetric and role == 'b' else 'tma'}:{at[role]}" for role in ("a", *b_roles(variant))]
+    results = [f"tma:{at[role]}" if variant.store == "tma" else role for role, _ in variant.steps.results]
+    mirrored = [f"tma2:{at['out']}"] if symmetric else []
+    return operands + results + mirrored + [f"tma:{at[x.role]}" for x in variant.steps.operands if x.place == "mn"]
 
 
 def _source(name: str, at: dict[str, int]) -> str:
@@ -98,14 +99,12 @@ def _source(name: str, at: dict[str, int]) -> str:
 
 def checked_maps(variant: Variant, dsl_boxes: tuple[tuple[int, ...], ...]) -> tuple[TensorMap, ...]:
     """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
-    at, maps = places(variant), tensor_maps(variant)
-    ours = {facts.buffer: facts.box for facts in maps}
-    operands, results, matrices = _mapped(variant)
-    for role in operands:
-        inner, outer, batch = ours[at[role]]
-        ours[at[role]] = (inner, outer * sharing_ctas(variant.tile, "a" if role == "a" else "b"), batch)
-    moved = *operands, *(results if variant.store == "tma" else ()), *matrices
-    theirs = {at[role]: box for role, box in zip(moved, dsl_boxes, strict=True)}
+    maps, moved = tensor_maps(variant), [source for source in _moved(variant) if source.startswith("tma")]
+    ours = {source: facts.box for source, facts in zip(map_sources(maps), maps, strict=True)}
+    for i, source in enumerate(moved[: 1 + variant.tile.num_bs]):
+        inner, outer, batch = ours[source]
+        ours[source] = (inner, outer * sharing_ctas(variant.tile, "b" if i else "a"), batch)
+    theirs = dict(zip(moved, dsl_boxes, strict=True))
     if ours != theirs:
-        raise RuntimeError(f"TMA requires boxes {ours} by buffer, got {theirs} from CuTeDSL")
+        raise RuntimeError(f"TMA requires boxes {ours} by parameter, got {theirs} from CuTeDSL")
     return maps
