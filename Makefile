@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
+#   make demo | test | test-all | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-all test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
 
 # With an NVIDIA GPU, JAX has its plugin for CUDA, and multiplies there: `make demo GPU=` does without.
 GPU := $(or $(wildcard /proc/driver/nvidia/version),$(shell nvidia-smi -L 2>/dev/null))
@@ -28,8 +28,13 @@ demo: $(VENV)/build.stamp $(if $(GPU),$(VENV)/cuda.stamp) $(LIBRARY)
 build: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build
 
+# With the build, 20 minutes of two cores; `test-all` adds what takes longer, every kernel in the emulator above all.
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(VENV)/test.stamp build
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST) -m "not long"
+
+test-all: test
+	$(PYTEST) -m long
 
 # The library under sanitizers and a failing driver, and much random input: 5 minutes of two cores.
 FUZZ := 10

@@ -49,6 +49,8 @@ PARAMETERS = {
     "drain_cycles": (50, 5000),
     "store_bytes_per_clk": (8, 128),
     "box_cycles": (1, 400),
+    "loop_cycles": (1, 500),
+    "backlog_cycles": (1, 500),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm

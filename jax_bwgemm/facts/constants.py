@@ -2,8 +2,9 @@
 `cycles`', `streams`' and `cost`'s.
 
 Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
-`python -m jax_bwgemm explain --published` prints with the error of each; Hopper's to the kernel times of 501 random
-products on an H200 (`bench/results/regret/h200_fitted.json`; `h200_held_out.json` has 251 others).
+`python -m jax_bwgemm explain --published` prints with the error of each. Hopper's were fitted to kernel times on an
+H200: of random products (`bench/results/regret/h200_fitted.json`), of others with tiles that came later
+(`h200_tiles.json`), and of layers of models (`planner/tables/h200.json`); `h200_held_out.json` has 251 others.
 `python -m jax_bwgemm bench --fit` refits them to such files, which `--regret` writes, and prints what the choices lose.
 """
 
@@ -47,6 +48,8 @@ class Constants:
     special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
     drain_cycles: float = 500  # registers or TMEM through the conversion into shared memory, for one warpgroup's
     # 128x256; assumed
+    loop_cycles: float = 0.0  # of a k step's instructions, beside which its MMAs run
+    backlog_cycles: float = 0.0  # and where a tile's result leaves during the next one's k steps
     box_cycles: float = 0.0  # and for each box that a warpgroup stores
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
@@ -55,32 +58,34 @@ class Constants:
 
 
 HOPPER_CONSTANTS = Constants(
-    overlap=4.36,
+    overlap=4.79,
     memory_overlap=1.5,
-    start_cycles=3789,
-    meeting_cycles=4.88,
+    start_cycles=4543,
+    meeting_cycles=66.3,
     l2_read_bytes_per_clk=48.9,
-    l2_alone_bytes_per_clk=91.8,
+    l2_alone_bytes_per_clk=96.1,
     torn_lines=1.48,
-    latency=0.1,
+    latency=0.142,
     clock_idle_ghz=2.75,
     clock_slope_ghz=1.17,
     clock_pairs_ghz=0.0,
-    thread_store_cycles=0.09,  # of our own stores, 16 bytes each: 4 % more than by TMA for 128x256, as once fitted
+    thread_store_cycles=0.135,  # of our own stores, 16 bytes each
     commit_cycles=0.0,  # wgmmas have none
     commit_pair_cycles=0.0,
-    stream_cycles=969,
+    stream_cycles=1212,
     stream_part=2.25,
     stream_start_cycles=1005,
-    stream_skew=1.04,
+    stream_skew=1.12,
     exchange_cycles=1192,
-    exchange_cta_cycles=157,
-    store_bytes_per_clk=40.0,
-    drain_cycles=1304,
+    exchange_cta_cycles=109,
+    store_bytes_per_clk=66.4,
+    drain_cycles=1121,
     box_cycles=69.4,
     row_cycles=1.65,
     line_cycles=0.594,
     turn_cycles=626,
+    loop_cycles=98.2,
+    backlog_cycles=32.4,
 )  # all fitted, H200
 
 BLACKWELL_CONSTANTS = Constants(

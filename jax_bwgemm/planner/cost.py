@@ -194,7 +194,9 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
 
 def _step_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     mma, fill, hidden = _step_parts(tile, problem, arch, schedule, clock)
-    return max(overlapped(mma, fill, arch.constants.overlap), hidden)
+    c = arch.constants
+    issued = c.loop_cycles + (c.backlog_cycles if schedule.defers_store else 0)
+    return max(overlapped(mma, fill, c.overlap), hidden, issued)
 
 
 def _step_parts(
