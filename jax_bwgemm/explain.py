@@ -183,6 +183,11 @@ def _explain_matmul(
     matmul_shape(a.shape, b.shape)
     params = checked_params(a, b, bias=bias, residual=residual, **chosen)
     problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)
+    if not problem.is_static:
+        raise ValueError(
+            f"`explain` of two arrays requires sizes that are known, got {problem}: explain a function, of which it "
+            "says the kernels of each part of a range"
+        )
     settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
     if reason := why_not_ours(problem, params["precision"]):
         return Explanation(problem, reason=reason, deterministic=settings.deterministic)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from jax_bwgemm.facts.epilogue import Epilogue, unfused
-from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.calls import custom_call
+from jax_bwgemm.ops.choices import (
+    Choice,
+    Refused,
+    asked_of,
+    chosen,
+    known,
+    note_kernels,
+    note_refused,
+    note_whole,
+    seen_as,
+)
 from jax_bwgemm.ops.origins import may_be_in_loop, named, users_line
 from jax_bwgemm.ops.partition import is_divided, lower_divided, why_not
 from jax_bwgemm.ops.precision import why_not_precision
@@ -25,11 +36,10 @@ from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
 from jax_bwgemm.ops.repeats import Emitted
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.ops.taking import Sources, Taker, barrier, is_aligned, sources, whole_sources
-from jax_bwgemm.planner.views import View
+from jax_bwgemm.ops.taking import Sources, Taker, barrier, is_aligned, sources, type_of, whole_sources
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, expected, state
+from jax_bwgemm.runtime.attempts import expected
 from jax_bwgemm.runtime.config import Config, report_fallback
 from jax_bwgemm.runtime.decision import Decision, register
 from jax_bwgemm.runtime.ffi import TARGET_NAME
@@ -80,26 +90,6 @@ def _matmul_cuda_lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
     return _or_fall_back(ctx, operands, params, on_cuda(ctx, operands, params))
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """A product that XLA computes, and why; whether it computes all others, too. A gated product `is_composed` where
-    kernels may still compute its two."""
-
-    problem: Problem
-    reason: str
-    is_everywhere: bool = False
-    is_composed: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The kernel that computes a product, how it sees the operands, and what these are transposes of."""
-
-    attempt: Attempt
-    view: View
-    before: Sources
-
-
 def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], made: Sequence[Any] | Refused) -> Any:
     if not isinstance(made, Refused):
         return made
@@ -114,44 +104,15 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
     return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
-def note_refused(refused: Refused) -> None:
-    record.note(record.Product(str(refused.problem), reason=refused.reason, where=_where()))
-
-
-def _where() -> str:
-    line = users_line()
-    return "" if line is None else f"{os.path.basename(line[0])}:{line[1]}"
-
-
-def _note_kernel(choice: Choice) -> None:
-    attempt, view = choice.attempt, choice.view
-    assert attempt.plan is not None and attempt.entry is not None  # it has a kernel
-    if not record.is_read():
-        record.note(record.Product("", attempt.entry.name))
-        return
-    names = "ba" if view.flips else "ab"
-    moved = [f"{x} moved by XLA" for x, ways in zip(names, (view.rows, view.columns), strict=True) if ways[0].moves]
-    route = attempt.route
-    moved += [f"{x} transposed" for x, flips in zip(names, route.transposes, strict=True) if flips]
-    moved += [f"{x} padded" for i, x in enumerate(names) if route.padding(i) and not route.transposes[i]]
-    reason = None if attempt.is_fused and view.fuses else attempt.reason or "its vectors are not the kernel's"
-    made = record.Product(str(route.problem), attempt.entry.name, attempt.us, reason, tuple(moved), _where())
-    record.note(made)
-
-
-def _note_whole(likely: Attempt) -> None:
-    assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
-    notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
-    name = likely.plan.variant.name
-    record.note(record.Product(str(likely.route.problem), name, likely.us, None, notes, _where()))
-
-
 def on_cuda(ctx: Any, operands: Sequence[Any], params: dict[str, Any], moves: bool = True) -> Sequence[Any] | Refused:
     """Our kernels' results; without `moves`, only of operands that they can read as they lie."""
     if not moves:
-        view, asked = _asked(ctx, sources(operands, params["contraction"]), params)
+        view, asked = asked_of(ctx, sources(operands, params["contraction"]), params)
         if view.moves:
-            return Refused(asked.problem, "no kernel reads the operands as they lie, and XLA may not have to move them")
+            return Refused(
+                seen_as(asked.problem, view),
+                "no kernel reads the operands as they lie, and XLA may not have to move them",
+            )
     return _divided(ctx, operands, params) if is_divided(ctx) else _by_custom_call(ctx, operands, params)
 
 
@@ -159,21 +120,43 @@ def _by_custom_call(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -
     """Emitted anew, or as the same product was before in this module."""
     before = sources(operands, params["contraction"])
     given, key = _deciding(ctx, operands, before, params)
-    known = _known(ctx)
-    if key in known:
-        choice, emitted = known[key]
-        _note_kernel(choice)
-        with named(ctx, _profiled_name(choice.attempt)):
+    kept = known(ctx)
+    if key in kept:
+        choice, emitted = kept[key]
+        note_kernels((choice,))
+        with named(ctx, choice.profiled_name):
             again: list[Any] = emitted.again(given)
         return again
-    choice = _chosen(ctx, before, params)
-    if isinstance(choice, Refused):
-        return choice
-    results = _by_kernel(ctx, operands, params, choice, _custom_call)
-    is_padded = any(choice.attempt.route.padding(i) for i in range(2))  # by whom depends on what made the operand
+    choices = chosen(ctx, before, params)
+    if isinstance(choices, Refused):
+        return choices
+    note_kernels(choices)
+    if len(choices) > 1:
+        return _by_size(ctx, operands, params, choices)
+    results = _by_kernel(ctx, operands, params, choices[0], _custom_call)
+    is_padded = any(choices[0].attempt.route.padding(i) for i in range(2))  # by whom depends on what made the operand
     if not is_padded and (emitted := Emitted.of(given, results)):
-        known[key] = choice, emitted
+        kept[key] = choices[0], emitted
     return results
+
+
+def _by_size(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choices: Sequence[Choice]) -> Sequence[Any]:
+    """A branch for the kernel of each part of a range. Where the program is compiled, the size is known, and XLA leaves
+    one of them."""
+    view, parts = choices[0].view, [choice.symbols for choice in choices if choice.symbols]
+    dim, ends = parts[0].divided, [getattr(part, parts[0].divided).most for part in parts[:-1]]
+
+    def index() -> jax.Array:
+        size = jnp.asarray(getattr(view, dim), jnp.int32)
+        return sum((jnp.asarray(size > end, jnp.int32) for end in ends), jnp.int32(0))
+
+    own = ctx.replace(avals_in=[], avals_out=[jax.core.ShapedArray((), jnp.dtype("int32"))])
+    (branch,) = mlir.lower_fun(index, multiple_results=False)(own)
+    case = stablehlo.CaseOp(list(map(type_of, ctx.avals_out)), index=branch, num_branches=len(choices))
+    for region, choice in zip(case.regions, choices, strict=True):
+        with ir.InsertionPoint(region.blocks.append()):
+            stablehlo.return_(_by_kernel(ctx, operands, params, choice, _custom_call))
+    return list(case.results)
 
 
 def _deciding(ctx: Any, operands: Sequence[Any], before: Sources, params: dict[str, Any]) -> tuple[list[Any], Any]:
@@ -188,66 +171,22 @@ def _deciding(ctx: Any, operands: Sequence[Any], before: Sources, params: dict[s
 
 
 def _by_emulated_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
-    choice = _chosen(ctx, sources(operands, params["contraction"]), params)
-    return choice if isinstance(choice, Refused) else _by_kernel(ctx, operands, params, choice, _emulation)
-
-
-def _chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> Choice | Refused:
-    view, asked = _asked(ctx, before, params)
-    if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
-        return Refused(asked.problem, reason)
-    attempt = choose(asked, _seen(ctx, asked))
-    if attempt.entry is None:
-        return Refused(attempt.route.problem, attempt.reason or "", is_composed=attempt.is_composed)
-    return Choice(attempt, view, before)
-
-
-def _known(ctx: Any) -> dict[Any, Any]:
-    """What JAX keeps for the life of a module; nothing is kept where a version of JAX has no such place."""
-    found: dict[Any, Any] = getattr(ctx.module_context, "cached_primitive_lowerings", {})
-    return found
-
-
-def _seen(ctx: Any, asked: Asked) -> State:
-    """The files are looked at once a module."""
-    known, key = _known(ctx), ("jax_bwgemm", asked.device, asked.is_emulated)
-    if key not in known:
-        known[key] = state(asked)
-    found: State = known[key]
-    return found
+    choices = chosen(ctx, sources(operands, params["contraction"]), params)
+    if isinstance(choices, Refused):
+        return choices
+    note_kernels(choices)
+    return _by_kernel(ctx, operands, params, choices[0], _emulation)
 
 
 def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice: Choice, emit: Emit) -> Sequence[Any]:
     """`emit` makes the kernel's call, of operands in the kernel's order."""
-    _note_kernel(choice)
     attempt, view = choice.attempt, choice.view
     taker, outer = Taker(ctx, params["contraction"], params["epilogue"], view, choice.before), None
     if not (view.fuses and attempt.is_fused):
         inner, outer = unfused(params["epilogue"]) if view.fuses else (Epilogue(), params["epilogue"])
         taker = dataclasses.replace(taker, ctx=_of_product(ctx, inner, outer), **_without(params, inner))
-    results = _call(taker, operands, attempt, params["settings"], emit)
+    results = _call(taker, operands, choice, params["settings"], emit)
     return results if outer is None else _finish(ctx, results, taker.ctx.avals_out, operands[2:], params, inner, outer)
-
-
-def _asked(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, Asked]:
-    """How a kernel sees the operands, and what is asked for them."""
-    a_modes, b_modes = (source.modes if source else None for source in before[:2])
-    view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
-    settings = params["settings"]
-    if settings.is_batch_invariant and (view.flips or view.n == 1):
-        # a's rows are, or would be but for being one, the kernel's columns, whose number says which epilogues it has.
-        view = dataclasses.replace(view, fuses=view.fuses and params["epilogue"].is_identity)
-    posed = problem if view.fuses else (alone(problem) or problem)
-    asked = Asked(
-        posed,
-        settings.planned_device,
-        params["tile"],
-        settings.is_emulated,
-        settings.compile_missing == "auto",
-        view.has_other,
-        settings.is_batch_invariant,
-    )
-    return view, asked
 
 
 def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
@@ -255,14 +194,17 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     transpose, is settled for the whole product, since a device's part sees no more than its shards; all else is for
     that part to choose."""
     before = sources(operands, params["contraction"])
-    view, asked = _asked(ctx, before, params)
-    if reason := why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype):
-        return Refused(asked.problem, reason)
+    view, asked = asked_of(ctx, before, params)
+    reason = (
+        "over a mesh a kernel requires sizes known at trace time, and these are symbolic" if asked.symbols else None
+    )
+    if reason := reason or why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype):
+        return Refused(seen_as(asked.problem, view), reason)
     likely = expected(asked)
     if likely.entry is None and not likely.is_missing:
         return Refused(likely.route.problem, likely.reason or "", is_composed=likely.is_composed)
     if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
-        _note_whole(likely)
+        note_whole(likely)
     ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)
     is_given = [choice[int(other)].is_given for choice, other in ways]
     taken = [
@@ -272,8 +214,9 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     return lower_divided(own, values, params | {"contraction": contraction})
 
 
-def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Config, emit: Emit) -> list[Any]:
-    plan, avals_out = attempt.plan, taker.ctx.avals_out
+def _call(taker: Taker, operands: Sequence[Any], choice: Choice, settings: Config, emit: Emit) -> list[Any]:
+    attempt, avals_out = choice.attempt, taker.ctx.avals_out
+    plan = attempt.plan
     assert plan is not None  # the attempt has a kernel
     register(settings.is_emulated)
     repacker = Repacker(settings.planned_device, settings.is_emulated, plan.pdl)
@@ -282,17 +225,9 @@ def _call(taker: Taker, operands: Sequence[Any], attempt: Attempt, settings: Con
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
     own = taker.ctx.replace(avals_in=avals, avals_out=list(map(taker.result_aval, avals_out)))
-    with named(taker.ctx, _profiled_name(attempt)):
+    with named(taker.ctx, choice.profiled_name):
         results = emit(own, values, Decision(plan, attempt.entry))
     return [taker.give(result, aval) for result, aval in zip(results, avals_out, strict=True)]
-
-
-def _profiled_name(attempt: Attempt) -> str:
-    """Problem and tile, of which the kernel's own symbol has no sizes."""
-    assert attempt.entry is not None  # the attempt has a kernel
-    p = attempt.route.problem
-    batch = f"{p.batch}x" if p.batch != 1 else ""
-    return f"gemm_{batch}{p.m}x{p.n}x{p.k}_{attempt.entry.variant.tile}"
 
 
 def _of_product(ctx: Any, inner: Epilogue, outer: Epilogue) -> Any:

@@ -25,7 +25,9 @@ _FUSIBLE = {
     "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh",
     "transpose", "xor",
 }  # fmt: skip
-_SLICES = ("stablehlo.slice", "stablehlo.dynamic_slice")
+_SLICES = ("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.real_dynamic_slice", "stablehlo.dynamic_gather")
+_RESHAPES = ("stablehlo.reshape", "stablehlo.dynamic_reshape")
+_ANY = -1  # elements of an array whose sizes are symbols; MLIR's number for such a size is negative, too
 _LEADING_ONLY = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
 
 
@@ -111,7 +113,7 @@ def slice_step_bytes(value: Any, item_bytes: int, module: Any, seen: tuple[int, 
         elif op.name == "func.call":
             calls.append(op)
             value = _result_in_callee(op, value, module)
-        elif op.name in ("stablehlo.reshape", *_SLICES):
+        elif op.name in (*_RESHAPES, *_SLICES):
             step = math.gcd(step, _offset_step_bytes(op, item_bytes) if op.name in _SLICES else 0)
             value = op.operands[0]
         else:
@@ -144,23 +146,33 @@ def may_be_in_loop() -> bool:
 
 def _handed_step_bytes(argument: Any, item_bytes: int, module: Any, seen: tuple[int, ...]) -> int:
     """The same of an argument: the entry function's, and a loop's, are whole arrays. An inner function may be handed
-    any slice of that size which the module has by now; whoever calls it later is not seen."""
-    size, entry = math.prod(argument.type.shape), argument.owner.owner.operation
-    if entry.name != "func.func" or size in seen or (_is_attached(entry) and _is_public(entry)):
+    any slice of that size which the module has by now; whoever calls it later is not seen. Where sizes are symbols,
+    any may be alike."""
+    size, entry = _num_elements(argument), argument.owner.owner.operation
+    if entry.name != "func.func" or (_is_attached(entry) and _is_public(entry)):
         return 0
+    if size in seen:
+        return item_bytes if size == _ANY else 0
     slices = (op for function in _functions(module) for op in _operations(function.regions[0]) if op.name in _SLICES)
-    results = (op.results[0] for op in slices if math.prod(op.results[0].type.shape) == size)
+    results = (op.results[0] for op in slices if _ANY in (size, made := _num_elements(op.results[0])) or made == size)
     alike = (value for value in results if value.type.element_type == argument.type.element_type)
     return math.gcd(*(slice_step_bytes(value, item_bytes, module, (*seen, size)) for value in alike))
 
 
 def _offset_step_bytes(op: Any, item_bytes: int) -> int:
-    """What divides the offset of a slice in its operand."""
+    """What divides the offset of a slice in its operand; of sizes that are symbols, 1."""
     shape = op.operands[0].type.shape
-    strides = [math.prod(shape[i + 1 :]) * item_bytes for i in range(len(shape))]
+    if op.name not in _SLICES[:2]:
+        return item_bytes
+    strides = [math.prod(max(size, 1) for size in shape[i + 1 :]) * item_bytes for i in range(len(shape))]
     if op.name == "stablehlo.slice":
         return sum(start * stride for start, stride in zip(op.attributes["start_indices"], strides, strict=True))
     return math.gcd(*_moving(strides, shape, op.results[0].type.shape))
+
+
+def _num_elements(value: Any) -> int:
+    sizes = value.type.shape
+    return _ANY if any(size < 0 for size in sizes) else math.prod(sizes)
 
 
 def _functions(module: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from jax.interpreters import mlir
 from jax_bwgemm.facts.recipe import Attribute
 from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.ops.calls import custom_call
+from jax_bwgemm.ops.taking import is_static
 from jax_bwgemm.runtime.artifacts import RepackEntry
 from jax_bwgemm.runtime.decision import find_repack
 from jax_bwgemm.runtime.ffi import REPACK_NAME
@@ -25,7 +26,10 @@ class Repacker:
     pdl: bool
 
     def emit(self, ctx: Any, kind: str, value: Any, aval: Any, out_aval: Any) -> Any | None:
-        """The repacked `value`; None, and nothing emitted, where there is no kernel for it."""
+        """The repacked `value`; None, and nothing emitted, where there is no kernel for it, or sizes are symbols: the
+        call says how many CTAs there are."""
+        if not is_static(out_aval):
+            return None
         entry = find_repack(kind, aval.dtype.itemsize, out_aval.shape, self.device, self.is_emulated)
         if entry is None:
             return None

@@ -29,7 +29,8 @@ from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
 from jax_bwgemm.facts.recipe import buffers
-from jax_bwgemm.ops.lowering import Refused, note_refused, on_cuda, platforms_of
+from jax_bwgemm.ops.choices import Refused, note_refused
+from jax_bwgemm.ops.lowering import on_cuda, platforms_of
 from jax_bwgemm.ops.origins import attribute, custom_call_before, users_line
 from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
@@ -191,6 +192,8 @@ def _stored_transposed(ctx: Any, operand: Any, permutation: tuple[int, ...]) -> 
     if not is_plain or DTYPE_BYTES[a.dtype] == 1:  # whose sums may be promoted
         return None
     values, shape = list(call.operands), operand.type.shape
+    if any(size < 0 for value in values for size in value.type.shape):  # symbols, which a type does not tell apart
+        return None
     sizes: dict[str, int] = {}
     for buffer, value in ((a, values[0]), (b, values[1]), (out, call.results[0])):
         for dim, size in zip(buffer.dims, value.type.shape, strict=True):

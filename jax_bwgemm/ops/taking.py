@@ -7,6 +7,7 @@ Knows no device and no kernel: who calls hands over what emits a repack.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,10 +108,10 @@ class Taker:
         """A kernel's result as the product's, whose aval is given."""
         out = "".join(mode for mode in self.contraction.out if mode in self.view.out)
         if out == self.view.out:
-            return reshaped(value, aval.shape)
+            return self._reshaped(value, aval)
         sizes = self._sizes
         own = reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
-        value = reshaped(value, own.shape)
+        value = self._reshaped(value, own)
         return self._as(value, own, self.view.out, out, aval.shape)[0]
 
     @property
@@ -132,7 +133,7 @@ class Taker:
         else:
             source = None if way.is_given else self.sources[idx]
             given = reshape_aval(aval, way.shape)
-            value = reshaped(source.value if source else value, way.shape)
+            value = self._reshaped(source.value if source else value, given)
         lying = _flipped(given) if route.transposes[i] else given
         *slow, contiguous = lying.shape
         final = reshape_aval(lying, (*slow, contiguous + route.padding(i)))
@@ -146,7 +147,7 @@ class Taker:
         """With its modes in `order`, repeated along those that it lacks, as `shape`; modes of size 1 may be missing."""
         final, sizes = reshape_aval(aval, shape), self._sizes
         if "".join(mode for mode in modes if mode in order) == order:
-            return reshaped(value, shape), final
+            return self._reshaped(value, final), final
 
         def moved(x: jax.Array) -> jax.Array:
             own = [mode for mode in modes if mode in order]
@@ -158,10 +159,30 @@ class Taker:
 
         return _emit(self.ctx, moved, value, reshape_aval(aval, aval.shape), final), final
 
+    def _reshaped(self, value: Any, final: Any) -> Any:
+        """As `final`, whose sizes may be symbols. What is emitted of these asks what it reshapes for no sizes, so that
+        any aval with as many elements will do."""
+        if is_static(final):
+            return reshaped(value, final.shape)
+        flat = (math.prod(final.shape),)
+        own = reshape_aval(final, flat if len(final.shape) != 1 else (1, *flat))
+        return _emit(self.ctx, lambda x: lax.reshape(x, final.shape), value, own, final)
+
 
 def _flipped(aval: Any) -> Any:
     batch, rows, cols = aval.shape
     return aval.update(shape=(batch, cols, rows))
+
+
+def is_static(aval: Any) -> bool:
+    """Whether none of its sizes is a symbol of `jax.export`."""
+    return all(isinstance(size, int) for size in aval.shape)
+
+
+def type_of(aval: Any) -> Any:
+    """What MLIR calls a tensor of its shape, in which symbols are one unknown size like the other."""
+    shape = [size if isinstance(size, int) else ir.ShapedType.get_dynamic_size() for size in aval.shape]
+    return ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(aval.dtype))
 
 
 def reshaped(value: Any, shape: tuple[int, ...]) -> Any:

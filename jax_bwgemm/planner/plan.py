@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner.cost import Cost, cost
@@ -107,6 +109,16 @@ def candidates(
     return tuple(found)
 
 
+def _candidates_for_all(problem: Problem, arch: Arch, symbols: Symbols) -> tuple[Candidate, ...]:
+    """Those of all sizes that stand for the range. No stream-K: which tiles it shares is best for one size alone."""
+    found: dict[tuple[Tile, bool], Candidate] = {}
+    for sizes in symbols.samples:
+        for candidate in candidates(sized(problem, sizes), arch):
+            own = dataclasses.replace(candidate, problem=problem.transposed if candidate.swapped else problem)
+            found.setdefault((own.tile, own.swapped), own)
+    return tuple(candidate for candidate in found.values() if not candidate.tile.stream_k)
+
+
 def _candidate(problem: Problem, tile: Tile, flips: bool, for_few_rows: bool = False) -> Candidate:
     own = dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype))
     return Candidate(own, problem.transposed if flips else problem, flips, for_few_rows=for_few_rows)
@@ -130,6 +142,7 @@ def plan(
     among: Iterable[Candidate] | None = None,
     record: Record | None = None,
     batch_invariant: bool = False,
+    symbols: Symbols | None = None,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
@@ -148,28 +161,30 @@ def plan(
       record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
       batch_invariant: a row's bits must not depend on how many rows there are (`why_not_invariant`); ValueError for a
         tile of the user's with which they do.
+      symbols: what the sizes of the problem stand for, if they do: a tile must compute all of these, and is judged by
+        the one of `symbols.samples` at which it loses most.
     """
     given = None if tile is None else Candidate(tile, problem)
-    if given and (
-        reason := why_not(given.tile, problem, arch) or (why_not_invariant(given) if batch_invariant else None)
-    ):
+    if given and (reason := _why_not(given, arch, batch_invariant, symbols)):
         raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
     if given:
         among = (given,)
     elif among is None:
-        among = candidates(problem, arch)
+        among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
-    judged = tuple(
-        sorted((_judge(candidate, arch, missing, times, batch_invariant) for candidate in among), key=_preference)
-    )
+    found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
+    judged = tuple(sorted(_over_range(found, arch, symbols) if symbols else found, key=_preference))
     unpadded = None if tile or batch_invariant else why_not_padded(problem)
     if reason := judged[0].reason or unpadded:
         return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
     best = _fastest(judged) if is_measured else _best(judged, arch)
     seen = best.problem
-    group, along_n = raster(best.tile, seen, arch)
-    a_l2, b_l2 = l2_hints(best.tile, seen, arch)
+    largest = (
+        sized(seen, _symbols_of(best, symbols).samples[-1]) if symbols else seen
+    )  # where the order of tiles counts
+    group, along_n = raster(best.tile, largest, arch)
+    a_l2, b_l2 = l2_hints(best.tile, largest, arch)
     stream = best_stream(best.tile, seen, arch)
     pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
     source = record if is_measured else None
@@ -208,12 +223,42 @@ def _judge(
     missing: Callable[[Variant], str | None],
     times: Mapping[tuple[str, bool], float],
     batch_invariant: bool,
+    symbols: Symbols | None,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    if reason := why_not(tile, problem, arch) or (why_not_invariant(candidate) if batch_invariant else None):
+    if reason := _why_not(candidate, arch, batch_invariant, symbols):
         return dataclasses.replace(candidate, reason=reason)
     reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
+
+
+def _why_not(candidate: Candidate, arch: Arch, batch_invariant: bool, symbols: Symbols | None) -> str | None:
+    tile, problem = candidate.tile, candidate.problem
+    return (
+        why_not(tile, problem, arch)
+        or (why_not_invariant(candidate) if batch_invariant else None)
+        or (why_not_all(tile, problem, _symbols_of(candidate, symbols)) if symbols else None)
+    )
+
+
+def _symbols_of(candidate: Candidate, symbols: Symbols) -> Symbols:
+    return symbols.transposed if candidate.swapped else symbols
+
+
+def _over_range(judged: Sequence[Candidate], arch: Arch, symbols: Symbols) -> list[Candidate]:
+    """With a time for all sizes: what the best tiles of each take on average, times the most by which this tile is
+    slower than one of these. XLA, which chooses for each size anew, is so at none."""
+    legal = [(i, c) for i, c in enumerate(judged) if c.cost]
+    all_us = [
+        [cost(c.tile, sized(c.problem, sizes), arch).us for sizes in _symbols_of(c, symbols).samples] for _, c in legal
+    ]
+    best = [min(of_size) for of_size in zip(*all_us, strict=True)]
+    found = list(judged)
+    for (i, c), us in zip(legal, all_us, strict=True):
+        slower = max(x / least for x, least in zip(us, best, strict=True))
+        assert c.cost is not None  # it is legal
+        found[i] = dataclasses.replace(c, cost=dataclasses.replace(c.cost, us=slower * geometric_mean(best)))
+    return found
 
 
 def _fastest(judged: tuple[Candidate, ...]) -> Candidate:

@@ -34,10 +34,15 @@ def why_xla(problem: Problem, is_padded: bool, us: float, arch: Arch) -> str | N
     if problem.batch > 1 or not problem.epilogue.is_identity or problem.k > compared:
         return None
     what = "with operands that have to be padded, " if is_padded else ""
-    remedy = "pass `tile=` for a kernel nevertheless"
     if problem.k <= always:
-        return f"{what}XLA is faster at sums of up to {always} products, got {problem.k}: {remedy}"
+        return (
+            f"{what}XLA is faster at sums of up to {always} products, got {problem.k}: pass `tile=` for a kernel "
+            "nevertheless"
+        )
     xla = xla_us(problem, arch)
     if xla >= us:
         return None
-    return f"{what}XLA is expected to take {xla:.1f} us for sums of {problem.k} products, our kernel {us:.1f}: {remedy}"
+    return (
+        f"{what}XLA is expected to take {xla:.1f} us for sums of {problem.k} products, our kernel {us:.1f}: pass "
+        "`tile=` for a kernel nevertheless"
+    )

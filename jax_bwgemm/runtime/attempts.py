@@ -21,6 +21,7 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import Epilogue, unfused
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
+from jax_bwgemm.facts.symbols import Symbols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, short
@@ -44,7 +45,7 @@ _asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.
 class Asked:
     """A product and who wants it: `is_transpose` as `routes` takes it, the others as `decide`; with `compiles`, a
     kernel that no rung has at hand may be compiled. `batch_invariant`: no rung is preferred for its price, which the
-    number of rows enters."""
+    number of rows enters. `symbols`: what the sizes stand for, where a program is exported."""
 
     problem: Problem
     device: str | None
@@ -53,6 +54,7 @@ class Asked:
     compiles: bool = False
     is_transpose: Pair = (False, False)
     batch_invariant: bool = False
+    symbols: Symbols | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,8 @@ def alone(problem: Problem) -> Problem | None:
 
 def _note(asked: Asked, found: Ladder) -> None:
     arch, noted = target_arch(asked.device), _asked.get()
-    if noted is not None and isinstance(arch, Arch) and asked.tile is None and not asked.is_emulated:
+    is_tunable = asked.tile is None and not asked.is_emulated and asked.symbols is None
+    if noted is not None and isinstance(arch, Arch) and is_tunable:
         noted += [(problem, arch) for problem in found.considered]
 
 
@@ -165,7 +168,7 @@ def state(asked: Asked) -> State:
 def _ladder(asked: Asked, arch: Arch | str, files: tuple[object, ...]) -> Ladder:
     if isinstance(arch, str):
         return Ladder((Attempt(Route(asked.problem), reason=arch),))
-    if reason := why_not_asked(asked.problem):
+    if reason := why_not_asked(asked.problem, asked.symbols):
         return Ladder((Attempt(Route(asked.problem), reason=reason),))
     fused = _rung(asked, asked.problem, arch)
     product = None
@@ -197,6 +200,8 @@ class _Rung:
 
 def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
     def has_repack(kind: str, element_bytes: int, shape: Shape) -> bool:
+        if asked.symbols:  # its launch says how many CTAs there are
+            return False
         return find_repack(kind, element_bytes, shape, asked.device, asked.is_emulated) is not None
 
     refused: list[Attempt] = []
@@ -205,7 +210,8 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
     for route in routes(problem, asked.is_transpose, arch, has_repack):
         considered.append(route.problem)
         try:
-            decision = decide(route.problem, asked.device, asked.tile, asked.is_emulated, asked.batch_invariant)
+            how = asked.device, asked.tile, asked.is_emulated, asked.batch_invariant, asked.symbols
+            decision = decide(route.problem, *how)
         except ValueError as error:
             illegal = illegal or str(error)
             continue
@@ -218,7 +224,8 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
 
 def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
     """With the kernel that the planner would choose of all, if that is all that is missing."""
-    wanted = plan(refused.route.problem, arch, asked.tile, batch_invariant=asked.batch_invariant)
+    problem, symbols = refused.route.problem, asked.symbols
+    wanted = plan(problem, arch, asked.tile, batch_invariant=asked.batch_invariant, symbols=symbols)
     if wanted.variant is None or why_not_launched(asked.is_emulated):
         return None
     return _priced(Attempt(refused.route, wanted, is_missing=True, reason=refused.reason), arch)

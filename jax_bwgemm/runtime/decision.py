@@ -9,6 +9,7 @@ import jax
 from jax_bwgemm.facts.arch import Arch, by_name, detect
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.repack import Repack, Shape
+from jax_bwgemm.facts.symbols import Symbols, why_not_positive
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner import measured
@@ -28,20 +29,25 @@ class Decision:
 
 
 def decide(
-    problem: Problem, device: str | None, tile: Tile | None, is_emulated: bool = False, batch_invariant: bool = False
+    problem: Problem,
+    device: str | None,
+    tile: Tile | None,
+    is_emulated: bool = False,
+    batch_invariant: bool = False,
+    symbols: Symbols | None = None,
 ) -> Decision:
     """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
 
-    ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant`.
+    ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant` and `symbols`.
     """
     arch = target_arch(device)
     if isinstance(arch, str):
         return Decision(reason=arch)
-    if reason := why_not_asked(problem):
+    if reason := why_not_asked(problem, symbols):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    known = measurements(problem, arch)
-    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant)
+    known = None if symbols else measurements(problem, arch)
+    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant, symbols=symbols)
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)
@@ -49,10 +55,12 @@ def decide(
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
 
 
-def why_not_asked(problem: Problem) -> str | None:
+def why_not_asked(problem: Problem, symbols: Symbols | None = None) -> str | None:
     """Why no kernel is looked for."""
     if not problem.is_static:
-        return "a kernel is chosen for sizes known at trace time, and these are symbolic"
+        return "the emulator requires sizes known at trace time, and these are symbolic"
+    if symbols and (reason := why_not_positive(symbols)):
+        return reason
     return "there is nothing to multiply" if problem.is_empty else None
 
 

@@ -89,7 +89,7 @@ def on_b200(a, b, **kwargs):
     return jax_bwgemm.matmul(a, b, **{"device": "b200", "on_fallback": "error"} | kwargs)
 
 
-def swapping(problem, arch, tile=None, missing=lambda variant: None, record=None, batch_invariant=False):
+def swapping(problem, arch, tile=None, missing=lambda variant: None, **_):
     """A planner that likes nothing but C^T = B^T A^T."""
     return plan(problem, arch, None, missing, [Candidate(tile or Tile(64, 128), problem.transposed, swapped=True)])
 

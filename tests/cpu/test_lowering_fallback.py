@@ -51,14 +51,6 @@ def test_xlas_sums_are_float32(batches, flips):
     assert np.linalg.norm(got - want) < 3e-3 * np.linalg.norm(want)
 
 
-def test_symbolic_sizes_fall_back(artifacts_dir):
-    (m,) = jax.export.symbolic_shape("m")
-    with pytest.warns(jax_bwgemm.FallbackWarning, match="sizes known at trace time, and these are symbolic"):
-        f = jax.jit(lambda a, b: jax_bwgemm.matmul(a, b, device="h200"))
-        exported = jax.export.export(f, platforms=("cuda",))(jax.ShapeDtypeStruct((m, 256), BF16), W)
-    assert "dot_general" in exported.mlir_module()
-
-
 class FakeDevice:
     device_kind, compute_capability, core_count = "NVIDIA H200", "9.0", 132
 

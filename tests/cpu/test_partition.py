@@ -25,7 +25,7 @@ from lowered import collectives, partitioned
 
 import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.ops import lowering, partition
+from jax_bwgemm.ops import choices, lowering, partition
 from jax_bwgemm.ops.partition import divide
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime.attempts import Attempt
@@ -57,7 +57,7 @@ def compiled(
 ) -> tuple[Any, list[str]]:
     """What it returns, and its collectives. The local products fall back to XLA's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
+        patch.setattr(choices, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
         program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
     if reductions is not None:
         reductions += [line for line in program.as_text().splitlines() if "all-reduce(" in line]

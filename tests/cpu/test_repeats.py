@@ -11,7 +11,7 @@ from lowered import BF16, calls, hlo, majors, matmul, operand_barriers, struct
 
 import jax_bwgemm
 from jax_bwgemm.bench import lowerings
-from jax_bwgemm.ops import lowering
+from jax_bwgemm.ops import choices
 from jax_bwgemm.runtime import record
 
 X = struct(256, 512)
@@ -26,8 +26,8 @@ def chosen(monkeypatch, artifacts_dir):
         problems.append(asked.problem)
         return original(asked, *args)
 
-    original = lowering.choose
-    monkeypatch.setattr(lowering, "choose", choose)
+    original = choices.choose
+    monkeypatch.setattr(choices, "choose", choose)
     return problems
 
 

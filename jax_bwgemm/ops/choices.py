@@ -1,0 +1,177 @@
+"""What a product of a lowering asks of `attempts`, and what is chosen for it: one kernel, or several for a range of
+sizes; what became of it is noted. Emits nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.symbols import Symbols, sized
+from jax_bwgemm.ops.dimensions import stand_in
+from jax_bwgemm.ops.origins import users_line
+from jax_bwgemm.ops.precision import why_not_precision
+from jax_bwgemm.ops.shape_rules import viewed
+from jax_bwgemm.ops.taking import Sources
+from jax_bwgemm.planner.views import View
+from jax_bwgemm.runtime import record
+from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, state
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A product that XLA computes, and why; whether it computes all others, too. A gated product `is_composed` where
+    kernels may still compute its two."""
+
+    problem: Problem
+    reason: str
+    is_everywhere: bool = False
+    is_composed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The kernel that computes a product, how it sees the operands, what these are transposes of, and what its sizes
+    may be that are symbols."""
+
+    attempt: Attempt
+    view: View
+    before: Sources
+    symbols: Symbols | None = None
+
+    @property
+    def entry(self) -> Entry:
+        assert self.attempt.entry is not None  # that is what was chosen
+        return self.attempt.entry
+
+    @property
+    def problem(self) -> Problem:
+        return seen_as(self.attempt.route.problem, self.view)
+
+    @property
+    def profiled_name(self) -> str:
+        """Problem and tile, of which the kernel's own symbol has no sizes."""
+        p = self.problem
+        batch = f"{p.batch}x" if p.batch != 1 else ""
+        sizes = f"{batch}{p.m}x{p.n}x{p.k}".replace(" ", "")  # of a symbol such as 8*b + 1
+        return f"gemm_{sizes}_{self.entry.variant.tile}"
+
+    def is_like(self, other: Choice) -> bool:
+        """Whether the same kernel has the same operands."""
+        mine, others = self.attempt, other.attempt
+        routes = [(x.route.from_source, x.route.transposes, x.is_fused) for x in (mine, others)]
+        return self.entry == other.entry and routes[0] == routes[1]
+
+
+def seen_as(problem: Problem, view: View) -> Problem:
+    """With the user's sizes, which may be symbols, and not those that stand for them."""
+    return dataclasses.replace(problem, m=view.m, n=view.n, k=view.k, batch=view.batch)
+
+
+def chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[Choice, ...] | Refused:
+    """The kernel of a product; of one whose sizes are symbols, those of the parts of their range, from the least to the
+    most. It has one for all of them where a part would have none."""
+    view, asked = asked_of(ctx, before, params)
+    if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
+        return Refused(seen_as(asked.problem, view), reason)
+    seen = _seen(ctx, asked)
+    parts = asked.symbols.parts if asked.symbols and not asked.tile else ()
+    found = [choose(_of_part(asked, part), seen) for part in parts]
+    if found and all(attempt.entry for attempt in found):
+        own = (Choice(attempt, view, before, part) for attempt, part in zip(found, parts, strict=True))
+        return _merged(own)
+    attempt = choose(asked, seen)
+    if attempt.entry is None:
+        problem = seen_as(attempt.route.problem, view)
+        return Refused(problem, attempt.reason or "", is_composed=attempt.is_composed)
+    return (Choice(attempt, view, before, asked.symbols),)
+
+
+def _of_part(asked: Asked, part: Symbols) -> Asked:
+    return dataclasses.replace(asked, problem=sized(asked.problem, part.middle), symbols=part)
+
+
+def _merged(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Neighbours that are alike are one; in the order of tiles that is for the larger sizes, where it counts."""
+    found: list[Choice] = []
+    for choice in choices:
+        if found and found[-1].is_like(choice):
+            before, own = found.pop().symbols, choice.symbols
+            choice = dataclasses.replace(choice, symbols=before.up_to(own) if before and own else own)
+        found.append(choice)
+    return tuple(found)
+
+
+def asked_of(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, Asked]:
+    """How a kernel sees the operands, and what is asked for them."""
+    a_modes, b_modes = (source.modes if source else None for source in before[:2])
+    view, problem = viewed(ctx.avals_in, (a_modes, b_modes), **params)
+    settings = params["settings"]
+    if settings.is_batch_invariant and (view.flips or view.n == 1):
+        # a's rows are, or would be but for being one, the kernel's columns, whose number says which epilogues it has.
+        view = dataclasses.replace(view, fuses=view.fuses and params["epilogue"].is_identity)
+    posed = problem if view.fuses else (alone(problem) or problem)
+    known, symbols = (posed, None) if settings.is_emulated else stand_in(posed)
+    asked = Asked(
+        known,
+        settings.planned_device,
+        params["tile"],
+        settings.is_emulated,
+        settings.compile_missing == "auto",
+        view.has_other,
+        settings.is_batch_invariant,
+        symbols,
+    )
+    return view, asked
+
+
+def known(ctx: Any) -> dict[Any, Any]:
+    """What JAX keeps for the life of a module; nothing is kept where a version of JAX has no such place."""
+    found: dict[Any, Any] = getattr(ctx.module_context, "cached_primitive_lowerings", {})
+    return found
+
+
+def _seen(ctx: Any, asked: Asked) -> State:
+    """The files are looked at once a module."""
+    kept, key = known(ctx), ("jax_bwgemm", asked.device, asked.is_emulated)
+    if key not in kept:
+        kept[key] = state(asked)
+    found: State = kept[key]
+    return found
+
+
+def note_refused(refused: Refused) -> None:
+    record.note(record.Product(str(refused.problem), reason=refused.reason, where=_where()))
+
+
+def note_kernels(choices: Sequence[Choice]) -> None:
+    """One product; its kernel is that for the largest sizes."""
+    *others, choice = choices
+    if not record.is_read():
+        for one in choices:
+            record.note(record.Product("", one.entry.name))
+        return
+    attempt, view, route = choice.attempt, choice.view, choice.attempt.route
+    names = "ba" if view.flips else "ab"
+    notes = [f"{x} moved by XLA" for x, ways in zip(names, (view.rows, view.columns), strict=True) if ways[0].moves]
+    notes += [f"{x} transposed" for x, flips in zip(names, route.transposes, strict=True) if flips]
+    notes += [f"{x} padded" for i, x in enumerate(names) if route.padding(i) and not route.transposes[i]]
+    if choice.symbols:
+        notes += [f"for {choice.symbols}", *(f"{other.entry.name} for {other.symbols}" for other in others)]
+    reason = None if attempt.is_fused and view.fuses else attempt.reason or "its vectors are not the kernel's"
+    record.note(record.Product(str(choice.problem), choice.entry.name, attempt.us, reason, tuple(notes), _where()))
+
+
+def note_whole(likely: Attempt) -> None:
+    assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
+    notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
+    name = likely.plan.variant.name
+    record.note(record.Product(str(likely.route.problem), name, likely.us, None, notes, _where()))
+
+
+def _where() -> str:
+    line = users_line()
+    return "" if line is None else f"{os.path.basename(line[0])}:{line[1]}"
