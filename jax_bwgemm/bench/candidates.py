@@ -191,10 +191,12 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
     def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
             decision, pair = decisions[kernel], (a[i % copies], b[i % copies])
-            assert decision.plan is not None and decision.plan.tile is not None  # a kernel at hand was planned
+            assert (
+                decision.plan is not None and (tile := decision.plan.tile) is not None
+            )  # a kernel at hand was planned
             plan = dataclasses.replace(decision.plan, pdl=False)
             pair = pair[::-1] if plan.swapped else pair
-            launch(dataclasses.replace(decision, plan=plan), *pair[: 1 if plan.tile.symmetric else 2], *rest)
+            launch(dataclasses.replace(decision, plan=plan), *pair[: 1 if tile.symmetric else 2], *rest)
         return jnp.zeros(())
 
     return launch_all
