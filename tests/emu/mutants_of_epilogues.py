@@ -22,7 +22,9 @@ def _variant(target: str, tile: Tile, epilogue: Epilogue, majors: str = "kkn") -
 
 SCALED = Epilogue(parse("mul(mul(acc, rows:m), columns:n)"))
 KERNELS = {
-    "gated pair": _variant("sm_100a", Tile(256, 128, cta_group=2, cluster_m=2, gated=True), kept("silu", is_gated=True)),
+    "gated pair": _variant(
+        "sm_100a", Tile(256, 128, cta_group=2, cluster_m=2, gated=True), kept("silu", is_gated=True)
+    ),
     "gated": _variant("sm_100a", Tile(128, 128, gated=True), kept("silu", is_gated=True)),
     "gated hopper": _variant("sm_90a", Tile(128, 256, cluster_m=2, gated=True), kept("silu", is_gated=True)),
     "kept": _variant("sm_100a", Tile(128, 128), kept("silu")),
@@ -80,7 +82,6 @@ def exchanged(first: At, second: At) -> Edit:
     return edit
 
 
-
 BOTH_B = [
     Mutant("both b are the first", GATED, same_matrix(load(2), load(1))),
     Mutant("the two b are exchanged", GATED, exchanged(load(1), load(2))),
@@ -125,9 +126,7 @@ RESULTS = [
     Mutant("no barrier before the second result leaves", KEPT, drop(Near(GROUP_MEETS, to=store(1)))),
     Mutant("the second result is not committed", KEPT, drop(Near(sites.COMMIT_GROUP, to=store(1), below=True))),
     Mutant("a result takes a buffer that is being read", KEPT, drop(Near(sites.WAIT_GROUP, to=store(3)))),
-    Mutant(
-        "a result waits for one store too few", KEPT, number(Near(sites.WAIT_GROUP, to=store(3)), lambda n: n + 1)
-    ),
+    Mutant("a result waits for one store too few", KEPT, number(Near(sites.WAIT_GROUP, to=store(3)), lambda n: n + 1)),
 ]
 FIRST_READ = Nth(READ_BOX)
 SUMMED = Near(ARRIVE, to=Nth(LANES_MEET, index=1), below=True)  # Hopper: a warp has written a place's results

@@ -1,5 +1,5 @@
-"""Mutants of the hand-overs that gated products, several results, matrices and vectors of rows brought: each is reported
-under every schedule by a rule that fits its cause.
+"""Mutants of the hand-overs that came with gated products, several results, matrices and vectors of rows: each is
+reported under every schedule by a rule that fits its cause.
 
 `CAUGHT` lists what catches which; `EQUIVALENT` the mutants that compute the same, each with the proof.
 """
