@@ -1,4 +1,4 @@
-"""A kernel that was chosen for a range of sizes, at sizes of that range, launched with the same attributes each time."""
+"""A kernel that was chosen for a range of sizes, at sizes of that range, each launched with the same attributes."""
 
 from __future__ import annotations
 
