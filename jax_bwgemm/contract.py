@@ -98,5 +98,5 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
 
 def refuse(settings: Config, problem: Problem, reason: str) -> None:
     """Before anything is traced: a product that is XLA's on any device."""
-    record.note(record.Product(str(problem), reason=reason))
+    record.note(record.Product(str(problem), reason=reason, flops=problem.flops, min_bytes=problem.min_bytes))
     report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))

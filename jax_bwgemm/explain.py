@@ -79,15 +79,29 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionExplanation:
-    """The products of a function, in the order in which they are lowered; one in the body of a loop counts once."""
+    """The products of a function, in the order in which they are lowered; one in the body of a loop counts once, as in
+    XLA's cost analysis. Of a program over a mesh they are those of all devices together.
+
+    `flops`: of all products, XLA's too, two for each pair of elements that are multiplied. `min_bytes`: of device
+    memory, if each of them reads every operand once and writes every result once. Of symbolic sizes both are symbols.
+    """
 
     products: tuple[Product, ...]
     deterministic: str = "run"
+
+    @property
+    def flops(self) -> int:
+        return sum(product.flops for product in self.products)
+
+    @property
+    def min_bytes(self) -> int:
+        return sum(product.min_bytes for product in self.products)
 
     def __str__(self) -> str:
         total = sum(product.us for product in self.products)
         num = sum(product.kernel is not None for product in self.products)
         lines = [f"products: {len(self.products)}, {num} of them by our kernels, predicted to take {total:.1f} us"]
+        lines[0] += f" ({_scaled(self.flops, 'G', 1e9)}FLOP, {_scaled(self.min_bytes, 'M', 1e6)}B)"
         if self.deterministic == "batch":
             lines[0] += ', under deterministic="batch", which holds for these'
         for product in self.products:
@@ -100,6 +114,11 @@ class FunctionExplanation:
             epilogue = f"; XLA has the epilogue: {product.reason}" if product.reason else ""
             lines.append(f"  {where}{product.problem}: {product.kernel}, {share}{notes}{epilogue}")
         return "\n".join(lines)
+
+
+def _scaled(amount: int, prefix: str, unit: float) -> str:
+    """With an SI prefix, but of symbols as it is."""
+    return f"{amount / unit:.4g} {prefix}" if isinstance(amount, int) else f"{amount} "
 
 
 @overload
@@ -139,7 +158,8 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
       An `Explanation`; its `str` shows the problem, each candidate tile with its predicted time or the reason why it
       is out, what was chosen and why, or which fallback runs and why. Of a function a `FunctionExplanation`: for each
       product the user's line, the kernel and its share of the predicted time, or why it is XLA's, and which operands
-      are transposed, padded or moved first.
+      are transposed, padded or moved first; and the FLOPs and bytes of each and of all, for XLA's cost analysis knows
+      none of a custom call.
 
     Raises:
       ValueError, TypeError: as `matmul`, or what the function raises.

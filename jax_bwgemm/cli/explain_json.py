@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_bwgemm.explain import Explanation, FunctionExplanation
 from jax_bwgemm.planner.plan import Candidate, Plan
+from jax_bwgemm.runtime.record import Product
 
 
 def of_product(explanation: Explanation) -> dict[str, Any]:
@@ -47,9 +48,23 @@ def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
 
 
 def of_function(explanation: FunctionExplanation) -> dict[str, Any]:
-    """`us` of a product is 0 where it is XLA's, which nobody has predicted, and None where it is unknown."""
-    products = [dataclasses.asdict(product) | {"us": _finite(product.us)} for product in explanation.products]
-    return {"us": _finite(sum(product.us for product in explanation.products)), "products": products}
+    """`us` of a product is 0 where it is XLA's, which nobody has predicted, and None where it is unknown. Amounts of
+    symbolic sizes are texts."""
+    products = [dataclasses.asdict(product) | _amounts(product) for product in explanation.products]
+    return {
+        "us": _finite(sum(product.us for product in explanation.products)),
+        "flops": _known(explanation.flops),
+        "min_bytes": _known(explanation.min_bytes),
+        "products": products,
+    }
+
+
+def _amounts(product: Product) -> dict[str, Any]:
+    return {"us": _finite(product.us), "flops": _known(product.flops), "min_bytes": _known(product.min_bytes)}
+
+
+def _known(amount: int) -> int | str:
+    return amount if isinstance(amount, int) else str(amount)
 
 
 def _finite(us: float | None) -> float | None:

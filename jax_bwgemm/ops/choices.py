@@ -144,7 +144,10 @@ def _seen(ctx: Any, asked: Asked) -> State:
 
 
 def note_refused(refused: Refused) -> None:
-    record.note(record.Product(str(refused.problem), reason=refused.reason, where=_where()))
+    made = record.Product(str(refused.problem), reason=refused.reason, where=_where())
+    if not refused.is_composed:  # whose two products are noted, too
+        made = dataclasses.replace(made, flops=refused.problem.flops, min_bytes=refused.problem.min_bytes)
+    record.note(made)
 
 
 def note_kernels(choices: Sequence[Choice]) -> None:
@@ -162,14 +165,17 @@ def note_kernels(choices: Sequence[Choice]) -> None:
     if choice.symbols:
         notes += [f"for {choice.symbols}", *(f"{other.entry.name} for {other.symbols}" for other in others)]
     reason = None if attempt.is_fused and view.fuses else attempt.reason or "its vectors are not the kernel's"
-    record.note(record.Product(str(choice.problem), choice.entry.name, attempt.us, reason, tuple(notes), _where()))
+    problem, name = choice.problem, choice.entry.name
+    own = str(problem), name, attempt.us, reason, tuple(notes), _where(), problem.flops, problem.min_bytes
+    record.note(record.Product(*own))
 
 
 def note_whole(likely: Attempt) -> None:
     assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
     notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
-    name = likely.plan.variant.name
-    record.note(record.Product(str(likely.route.problem), name, likely.us, None, notes, _where()))
+    problem, name = likely.route.problem, likely.plan.variant.name
+    own = str(problem), name, likely.us, None, notes, _where(), problem.flops, problem.min_bytes
+    record.note(record.Product(*own))
 
 
 def _where() -> str:

@@ -20,7 +20,8 @@ LOGGER = logging.getLogger("jax_bwgemm")  # the package's only one; silent until
 class Product:
     """One product of a lowered program. `kernel` is None if it is XLA's; `reason` says why, or why XLA has the
     epilogue. `us` is the predicted or measured time of the kernel, with the passes that `notes` name; 0 for XLA's.
-    `where` is the user's line, "file:line"."""
+    `where` is the user's line, "file:line". `flops`: two for each pair of elements that are multiplied; `min_bytes`: of
+    device memory, if every operand is read once and every result written once. 0 where nobody asks."""
 
     problem: str
     kernel: str | None = None
@@ -28,6 +29,8 @@ class Product:
     reason: str | None = None
     notes: tuple[str, ...] = ()
     where: str = ""
+    flops: int = 0
+    min_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

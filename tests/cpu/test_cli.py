@@ -211,4 +211,5 @@ def test_a_time_that_is_unknown_is_null() -> None:
     """JSON has no infinity."""
     unknown = FunctionExplanation((Product("4x4x4", "kernel", math.inf), Product("8x8x8", "kernel", 1.5)))
     found = json.loads(json.dumps(of_function(unknown), allow_nan=False))
+    assert (found["flops"], found["min_bytes"]) == (0, 0)
     assert found["us"] is None and [product["us"] for product in found["products"]] == [None, 1.5]

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lowered import BF16, W, calls, operand_barriers, struct
 
 import jax_bwgemm
+from jax_bwgemm.cli.explain_json import of_function
 from jax_bwgemm.facts.recipe import Attribute
 from jax_bwgemm.runtime import ffi
 
@@ -232,6 +233,10 @@ def test_it_is_said(artifacts_dir: Path) -> None:
     found = jax_bwgemm.explain(lambda x, w: matmul(x, w), *operands, device="h200")
     (product,) = found.products
     assert product.problem.startswith("mx4096x4096 ") and product.kernel is not None
+    (m,) = jax.export.symbolic_shape("m", scope=operands[0].shape[0].scope)
+    assert product.flops == found.flops == 2 * m * 4096 * 4096
+    assert str(found).splitlines()[0].endswith(" us (33554432*m FLOP, 16384*m + 33554432 B)")
+    assert of_function(found)["flops"] == "33554432*m"
     assert re.fullmatch(r"for m from \d+ to 8192", product.notes[0])
     assert re.fullmatch(r"sm_90a_\w+ for m from 1 to \d+", product.notes[1])
     with pytest.raises(ValueError, match="`explain` of two arrays requires sizes that are known, got mx4096x4096 "):

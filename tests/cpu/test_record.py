@@ -102,6 +102,35 @@ def test_explain_a_function(repacks_dir: Path) -> None:
     assert 98 <= sum(map(int, shares)) <= 102
 
 
+@pytest.mark.parametrize("on_fallback", ["ignore", "error"])
+def test_flops_are_those_of_xlas_products(artifacts_dir: Path, on_fallback: str) -> None:
+    """Whoever computes them: XLA's cost analysis counts the same of its own, and -1 for a custom call."""
+    dtype = "bfloat16" if on_fallback == "error" else "int32"  # which no kernel has
+    x, w = struct(4, 512, 256, dtype=dtype), struct(256, 1024, dtype=dtype)
+
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax_bwgemm.matmul(x, w, on_fallback=on_fallback, device="h200")
+
+    found, lowered = jax_bwgemm.explain(f, x, w, device="h200"), jax.jit(f).trace(x, w)
+    flops = jax.jit(jnp.matmul).lower(x, w).cost_analysis()["flops"]
+    assert found.flops == found.products[0].flops == flops == 2 * 4 * 512 * 256 * 1024
+    width = jnp.dtype(dtype).itemsize
+    assert found.min_bytes == width * (4 * 512 * 256 + 256 * 1024 + 4 * 512 * 1024)
+    assert "(1.074 GFLOP, " in str(found).splitlines()[0]
+    assert lowered.lower(lowering_platforms=("cuda",)).cost_analysis()["flops"] == (
+        -1 if dtype == "bfloat16" else flops
+    )
+
+
+def test_flops_of_a_gradient_and_of_a_gated_product(artifacts_dir: Path) -> None:
+    """Each once: of a gated product that is two, of the two."""
+    x, w = struct(512, 256), struct(256, 1024)
+    gradient = jax.grad(lambda x, w: jax_bwgemm.matmul(x, w).astype("float32").sum(), (0, 1))
+    assert jax_bwgemm.explain(gradient, x, w, device="h200").flops == 3 * 2 * 512 * 256 * 1024
+    gated = jax_bwgemm.explain(jax_bwgemm.gated_matmul, x, w, w, device="h200")
+    assert gated.flops == 2 * 2 * 512 * 256 * 1024
+
+
 def test_explain_of_a_function_raises_no_fallback(artifacts_dir: Path) -> None:
     x = struct(512, 512, dtype="int32")
     (found,) = jax_bwgemm.explain(lambda x: jax_bwgemm.matmul(x, x, on_fallback="error"), x, device="h200").products
