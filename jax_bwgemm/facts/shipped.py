@@ -59,7 +59,6 @@ HOPPER_FURTHER = (
     Tile(128, 224, cluster_m=2),
     Tile(64, 32, cluster_m=2, pingpong=True),
     Tile(64, 64, cluster_m=4, pingpong=True),
-    Tile(64, 224, cluster_m=4, pingpong=True),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster_m=4, pingpong=True),
     Tile(128, 160, cluster_m=4, pingpong=True),
