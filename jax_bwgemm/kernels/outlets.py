@@ -59,8 +59,8 @@ def round_box(values: cute.Tensor, outlet: Outlet) -> cute.Tensor:
 
 
 def rounded_for(results: tuple[cute.Tensor, ...], outlets: tuple[Outlet, ...], i: int) -> cute.Tensor:
-    """What the `i`-th outlet publishes: its result, or behind all results an image of one. That is rounded anew, value by
-    value: out of a vector of float16, the compiler takes elements by registers that nobody has written."""
+    """What the `i`-th outlet publishes: its result, or behind all results an image of one. That is rounded anew, value
+    by value: out of a vector of float16, the compiler takes elements by registers that nobody has written."""
     if i < len(results):
         return round_box(results[i], outlets[i])
     values, own = results[i % len(results)], cute.make_rmem_tensor(outlets[i].fragment, outlets[i].boxes.dtype)
