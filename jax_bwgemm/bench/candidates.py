@@ -194,7 +194,8 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
             assert decision.plan is not None and decision.plan.tile is not None  # a kernel at hand was planned
             plan = dataclasses.replace(decision.plan, pdl=False)
             pair = pair[::-1] if plan.swapped else pair
-            launch(dataclasses.replace(decision, plan=plan), *pair[: 1 if plan.tile.symmetric else 2], *rest)
+            given = pair[: 1 if decision.plan.tile.symmetric else 2]
+            launch(dataclasses.replace(decision, plan=plan), *given, *rest)
         return jnp.zeros(())
 
     return launch_all

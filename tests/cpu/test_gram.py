@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_artifacts import fake_entry, write_fake_artifacts
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import BF16, calls, hlo, struct
@@ -165,9 +167,9 @@ A = struct(4096, 2048)
 @pytest.mark.parametrize("transpose_a", [False, True])
 def test_lowered_with_one_operand(artifacts_dir, transpose_a):
     text = hlo(lambda a: gram(a, transpose_a=transpose_a, device="h200"), A)
-    (found,) = [line for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]
+    (found,) = lines_of_calls(text)
     m, name = (2048, "mnn") if transpose_a else (4096, "kkn")
-    assert f"(tensor<1x4096x2048xbf16>) -> tensor<1x{m}x{m}xbf16>" in found
+    assert re.search(rf"\(tensor<1x4096x2048xbf16>\) -> \(?tensor<1x{m}x{m}xbf16>", found)
     assert f"sm_90a_bf16_bf16_bf16_{name}_" in found and "_symmetric_identity" in found
 
 
@@ -186,18 +188,22 @@ def test_the_gradient_is_one_product_of_ours(artifacts_dir):
 
 
 def test_vmap_is_a_batch(artifacts_dir):
-    (call,) = calls_of_one(hlo(jax.vmap(lambda a: gram(a, device="h200")), struct(3, 2048, 1024)))
-    assert "(tensor<3x2048x1024xbf16>) -> tensor<3x2048x2048xbf16>" in call and "_symmetric_" in call
+    (call,) = lines_of_calls(hlo(jax.vmap(lambda a: gram(a, device="h200")), struct(3, 2048, 1024)))
+    assert re.search(r"\(tensor<3x2048x1024xbf16>\) -> \(?tensor<3x2048x2048xbf16>", call) and "_symmetric_" in call
 
 
-def calls_of_one(text):
+def lines_of_calls(text):
     return [line for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]
 
 
-def test_a_dtype_without_symmetric_kernels_has_plain_ones(artifacts_dir):
+def test_a_dtype_without_symmetric_kernels_has_plain_ones(tmp_path, monkeypatch):
+    """Though a symmetric tile is predicted to take half their time: XLA has none."""
+    own = Tile(128, 256, 32, cluster_m=2)
+    write_fake_artifacts(tmp_path, [fake_entry(Variant("sm_90a", *["float32"] * 3, "k", "k", own))])
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     text = hlo(lambda a: jax_bwgemm.gram(a, device="h200", on_fallback="error"), struct(4096, 4096, dtype="float32"))
     (call,) = calls(text)
-    assert "symmetric" not in call["variant"]
+    assert call["variant"] == f"sm_90a_f32_f32_f32_kkn_{own}_identity"
 
 
 def arrays(*shape, seed=0):
@@ -330,8 +336,8 @@ def test_newton_schulz_errors(options, words):
 
 def test_newton_schulz_is_made_of_symmetric_kernels(artifacts_dir):
     text = hlo(lambda x: jax_bwgemm.newton_schulz(x, steps=2, device="h200"), struct(4096, 8192))
-    names = [call.split("variant = ")[1].split('"')[1] for call in calls_of_one(text)]
-    assert len(names) == 6 and sum("_symmetric_" in name for name in names) == 2  # the squares; the fakes lack axpby
+    names = [call.split("variant = ")[1].split('"')[1] for call in lines_of_calls(text)]
+    assert ["_symmetric_" in name for name in names] == [True, True, False] * 2
 
 
 @pytest.mark.parametrize("spec, symmetric", [(P(), True), (P(None, "x"), True), (P("x"), False)])

@@ -130,6 +130,9 @@ HOPPER_F16_SWAPPED = (
     Tile(128, 192, cluster_m=2),
 )
 HOPPER_DENSE_SWAPPED = Tile(64, 32, cluster_m=2), Tile(64, 48, cluster_m=2), Tile(64, 48, cluster_k=4)
+HOPPER_SYRK_MN = tuple(
+    tile for tile in HOPPER_SYMMETRIC if not (tile.stream_k and tile.mma_n == 256)
+)  # which lacks registers for that, and would spill 16 bytes
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
 
@@ -190,8 +193,8 @@ ROWS = {
         Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
-        Row(HOPPER_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
-        Row(HOPPER_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
+        Row(HOPPER_SYMMETRIC, SAME, SYRK_MAJORS[:1], SYRK),
+        Row(HOPPER_SYRK_MN, BF16_ONLY, SYRK_MAJORS[1:], SYRK),
         Row(HOPPER_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
