@@ -191,12 +191,11 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
     def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
             decision, pair = decisions[kernel], (a[i % copies], b[i % copies])
-            assert (
-                decision.plan is not None and (tile := decision.plan.tile) is not None
-            )  # a kernel at hand was planned
-            plan = dataclasses.replace(decision.plan, pdl=False)
-            pair = pair[::-1] if plan.swapped else pair
-            launch(dataclasses.replace(decision, plan=plan), *pair[: 1 if tile.symmetric else 2], *rest)
+            own = decision.plan
+            assert own is not None and own.tile is not None  # a kernel at hand was planned
+            pair = pair[::-1] if own.swapped else pair
+            given = pair[: 1 if own.tile.symmetric else 2]
+            launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), *given, *rest)
         return jnp.zeros(())
 
     return launch_all

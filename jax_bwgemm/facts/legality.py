@@ -189,8 +189,8 @@ def _why_not_gated(tile: Tile, problem: Problem) -> str | None:
 
 def _why_not_symmetric(tile: Tile, problem: Problem) -> str | None:
     """A symmetric tile needs a symmetric product. Any other tile computes one, too, if it sums elements (i, j) and
-    (j, i) alike, so that their bits are the same."""
-    if tile.stream_k and problem.symmetric:
+    (j, i) alike, so that their bits are the same: clusters that share tiles would divide k elsewhere for the other."""
+    if tile.stream_k and problem.symmetric and not tile.symmetric:
         return f"a symmetric result requires one order of summation, and `stream_k` has several, got {tile}"
     if not tile.symmetric:
         return None

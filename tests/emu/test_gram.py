@@ -60,6 +60,7 @@ def test_shipped(variant: Variant) -> None:
     sizes = variant.tile.span[0] + 24, variant.tile.k_tile + 8, 2
     for i, schedule in enumerate(schedules if variant.target == "sm_100a" else schedules[seed % 5 :][:1]):
         raster = {"raster_group": 1 + i % 3, "raster_order": i % 2}
+        raster |= {"stream": (4, 2)} if variant.tile.stream_k else {}
         check_symmetric(
             variant, *built(variant), sizes, seed, schedule=schedule, max_clusters=(2, None)[i % 2], **raster
         )
@@ -72,7 +73,17 @@ def test_edges(target: str, tile: Tile) -> None:
     variant, span = plain(target, tile), tile.span[0]
     sizes = [(8, 8, 1), (span - 8, tile.k_tile, 1), (span, 72, 2), (span + 8, 7 * tile.k_tile, 1), (2 * span + 8, 8, 1)]
     for i, own in enumerate(sizes):
-        check_symmetric(variant, *compiled(variant), own, i, schedule=Schedule.standard(i)[i], max_clusters=1 + i % 3)
+        clusters = 1 + i % 3
+        check_symmetric(variant, *compiled(variant), own, i, schedule=Schedule.standard(i)[i], max_clusters=clusters)
+
+
+@pytest.mark.parametrize("tile", [tile for tile in HOPPER_SYMMETRIC if tile.stream_k], ids=str)
+def test_streams(tile: Tile) -> None:
+    """Tiles that clusters share are symmetric, too: both sides of one are added in the same parts."""
+    variant = plain("sm_90a", tile)
+    for i, schedule in enumerate(Schedule.standard(3)):
+        sizes = tile.span[0] * 2 + 8, 72 + 64 * i, 1
+        check_symmetric(variant, *compiled(variant), sizes, i, schedule=schedule, max_clusters=4, stream=(3 + i % 3, 4))
 
 
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])

@@ -139,6 +139,9 @@ HOPPER_NARROW_OF_GRADIENTS = (
     Tile(64, 48, cluster_m=2, pingpong=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
 )  # of few rows, where a is m-major: both operands lie as a gradient of weights finds them
+HOPPER_SYRK_MN = tuple(
+    tile for tile in HOPPER_SYMMETRIC if not (tile.stream_k and tile.mma_n == 256)
+)  # which lacks registers for that, and would spill 16 bytes
 HOPPER_NARROW_STREAMS = tuple(tile for tile in NARROW_TILES["hopper"] if tile.stream_k)
 
 
@@ -200,8 +203,8 @@ ROWS = {
         Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
-        Row(HOPPER_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
-        Row(HOPPER_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
+        Row(HOPPER_SYMMETRIC, SAME, SYRK_MAJORS[:1], SYRK),
+        Row(HOPPER_SYRK_MN, BF16_ONLY, SYRK_MAJORS[1:], SYRK),
         Row(HOPPER_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
