@@ -28,8 +28,8 @@ demo: $(VENV)/build.stamp $(if $(GPU),$(VENV)/cuda.stamp) $(LIBRARY)
 build: $(VENV)/build.stamp $(LIBRARY)
 	$(BIN)/python -m jax_bwgemm build
 
-# With the build, 20 minutes of two cores; `test-all` adds what takes longer, every kernel in the emulator above all. What
-# tests need is there: one that is skipped hides something, and fails (tests/completeness.py).
+# `test-all` adds what takes longest, every kernel in the emulator above all. What tests need is there: one that is skipped
+# hides something, and fails (tests/completeness.py).
 PYTEST = JAX_BWGEMM_COMPLETE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(VENV)/test.stamp build
 	$(PYTEST) -m "not long"

@@ -14,6 +14,8 @@ from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import ACTIVATIONS, DTYPES, SHIPPED_ACTIVATIONS, fused
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import case_of, compiled  # noqa: E402 - needs cutlass

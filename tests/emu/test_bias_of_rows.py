@@ -10,6 +10,8 @@ from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs  # noqa: E402 - needs cutlass

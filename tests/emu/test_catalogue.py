@@ -21,6 +21,8 @@ from tests.emu.matmul import case_of, run_matmul
 from tests.emu.mutant import KERNELS
 from tests.emu.shipped import facts, module, ptx, variants, why_missing
 
+pytestmark = pytest.mark.long
+
 
 def chains(target: str) -> list[Variant]:
     """`activation(alpha * acc + bias) + residual`, or a part of it."""

@@ -15,6 +15,8 @@ from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass

@@ -22,6 +22,8 @@ from tests.emu.mutants_of_epilogues import COMPILED, KERNELS, MUTANTS
 from tests.emu.shipped import facts, ptx, why_missing
 from tests.emu.test_mutants import WRONG, points_at_the_cause
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass

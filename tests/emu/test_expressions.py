@@ -13,6 +13,8 @@ from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, OPS, UP, Apply, Const, E
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass

@@ -15,6 +15,8 @@ from jax_bwgemm import accelerate, config, matmul
 from jax_bwgemm.runtime import emulated, ffi, jit_build
 from tests.emu.shipped import variants, why_missing
 
+pytestmark = pytest.mark.long
+
 TARGETS = ("sm_90a", "sm_100a")
 ENDS = ("_bias_gelu_residual", "_bias_silu", "_residual")
 NEEDED = [v for target in TARGETS for v in variants(target) if v.name.endswith(ENDS)]

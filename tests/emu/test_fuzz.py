@@ -8,6 +8,8 @@ from jax_bwgemm.emulator import EmulatorError, Fault, Launch, LaunchError, Memor
 from tests.emu import fuzz
 from tests.emu.snippet import module_text, run_snippet
 
+pytestmark = pytest.mark.long
+
 PARTS, COUNT = 4, 150  # mutants of a part; 12 ms each
 
 

@@ -21,6 +21,8 @@ from tests.emu.matmul import Facts
 from tests.emu.sites import FENCE, STORE, WAIT_GROUP
 from tests.emu.symmetric import check_symmetric, inputs, run_symmetric
 
+pytestmark = pytest.mark.long
+
 TILES = [("sm_90a", tile) for tile in HOPPER_SYMMETRIC] + [("sm_100a", tile) for tile in BLACKWELL_SYMMETRIC]
 SHIPPED = [v for target in ("sm_90a", "sm_100a") for v in shipped.variants(target) if v.tile.symmetric]
 OTHERS = [

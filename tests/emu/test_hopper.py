@@ -15,6 +15,8 @@ from jax_bwgemm.facts.variant import Variant, why_not_variant
 from tests.cases import fused
 from tests.emu.matmul import facts_of
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels import pipelines  # noqa: E402 - needs cutlass

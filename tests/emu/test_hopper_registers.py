@@ -19,6 +19,8 @@ from tests.cases import fused
 from tests.emu.matmul import facts_of, run_matmul
 from tests.emu.test_hopper import kernel, shapes
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.aot.cubin import read_cubin  # noqa: E402 - needs cutlass

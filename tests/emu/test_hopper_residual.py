@@ -18,6 +18,8 @@ from tests.emu.edits import At, Edit, drop, move, mutated, number
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 from tests.emu.mutant import no_wait, other_parity
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass

@@ -12,6 +12,8 @@ from jax_bwgemm.facts.tile import Tile, defers_store
 from jax_bwgemm.facts.variant import Variant
 from tests.emu.matmul import facts_of
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import case_of, run_case  # noqa: E402 - needs cutlass

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="the rungs are compiled by CuTeDSL")
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "ladder"))

@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="the rungs are compiled by CuTeDSL")
 ROOT = Path(__file__).parents[2]
 LADDER = ROOT / "examples" / "ladder"

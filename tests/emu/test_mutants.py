@@ -20,6 +20,8 @@ from tests.emu.mutants_of_data import DESCRIPTORS, LOADS, REGISTERS, TENSOR_MEMO
 from tests.emu.mutants_of_order import ARRIVALS, COMMITS, SETUP, STORES, WAITS
 from tests.emu.shipped import facts, ptx, why_missing
 
+pytestmark = pytest.mark.long
+
 MUTANTS = [*WAITS, *COMMITS, *STORES, *ARRIVALS, *SETUP, *TENSOR_MEMORY, *DESCRIPTORS, *LOADS, *REGISTERS]
 CASES = {"pair": Case(248, 776, 200), "single": Case(120, 392, 200), "hopper": Case(248, 392, 200)}
 SCHEDULES = [Schedule(), Schedule.standard(0)[0], Schedule.standard(1)[4]]

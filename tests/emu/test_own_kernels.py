@@ -18,6 +18,8 @@ from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case, check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass

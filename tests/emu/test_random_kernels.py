@@ -14,6 +14,8 @@ from tests.expressions import seeded
 from tests.fuzz import SEED, fuzz, rounds
 from tests.gpu import expressions
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass

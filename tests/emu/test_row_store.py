@@ -14,6 +14,8 @@ from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
 from tests.emu.matmul import Facts, case_of
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.row_store import Segments  # noqa: E402 - needs cutlass

@@ -15,6 +15,8 @@ from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES, Case, check_case, fused
 from tests.emu.matmul import TOKEN, Facts, case_of, poisoned_workspace, run_matmul
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass

@@ -20,6 +20,8 @@ from tests.cases import Case
 from tests.emu.edits import At, Edit, both, change, drop, move, mutated
 from tests.emu.matmul import TOKEN, Facts, facts_of, poisoned_workspace, run_matmul
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass

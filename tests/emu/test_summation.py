@@ -29,7 +29,7 @@ BITS = 8  # that the stand-in's sums keep
 BF16, F32 = "bfloat16", "float32"
 E4M3 = "float8_e4m3fn"
 WHY_NOT = next(filter(None, map(why_missing, variants("sm_90a") + variants("sm_100a"))), None)
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
 def added(acc: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
