@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def _from_zero() -> None:
 
 
 def line_of(text: str) -> int:
-    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()  # type: ignore[arg-type]
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
     (found,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
     return found
 
