@@ -20,6 +20,7 @@ from jax_bwgemm import checkpoint_policies
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.chains import Chain, Operand, chains
+from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
 from jax_bwgemm.ops.shape_rules import named, of_rank, viewed
@@ -219,14 +220,15 @@ class _Rewriter:
         view, problem = viewed(avals, **params)
         if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
             return reason
-        if not problem.is_static or problem.is_empty:
-            return "its sizes are not known before it runs, or 0"
+        known, symbols = stand_in(problem)
+        if problem.is_empty or (symbols and self._settings.is_emulated):
+            return "its sizes are 0, or not known before it runs, as the emulator requires"
         if view.moves or not view.fuses:
             return "no kernel reads the operands as they lie"
         settings = self._settings
         compiles = settings.compile_missing == "auto"
         attempt = expected(
-            Asked(problem, settings.planned_device, None, settings.is_emulated, compiles, view.has_other)
+            Asked(known, settings.planned_device, None, settings.is_emulated, compiles, view.has_other, symbols=symbols)
         )
         if attempt.is_fused and (attempt.entry is not None or attempt.is_missing):
             return problem

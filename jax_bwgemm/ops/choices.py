@@ -68,7 +68,9 @@ class Choice:
 
 def seen_as(problem: Problem, view: View) -> Problem:
     """With the user's sizes, which may be symbols, and not those that stand for them."""
-    return dataclasses.replace(problem, m=view.m, n=view.n, k=view.k, batch=view.batch)
+    batches = {"a_batch": view.rows[0].shape[0], "b_batch": view.columns[0].shape[0]}
+    sizes: dict[str, Any] = {"m": view.m, "n": view.n, "k": view.k, "batch": view.batch}
+    return dataclasses.replace(problem, **sizes | batches)
 
 
 def chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[Choice, ...] | Refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ def test_new_activations_are_matmuls(quiet: None, name: str) -> None:
 
 @pytest.mark.parametrize("name", NEW)
 @pytest.mark.parametrize("device", ["h200", "b200"])
-def test_without_a_kernel_the_product_is_one(artifacts_dir, name: str, device: str) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_kernel_the_product_is_one(artifacts_dir: Path, name: str, device: str) -> None:
     def f(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax_bwgemm.matmul(x, w, activation=name, device=device, on_fallback="error")
 
@@ -195,7 +196,7 @@ def test_only_a_second_result() -> None:
     close(*(jax.jvp(f, (a, b, bias), (a, b, bias)) for f in (ours, plain)))
 
 
-def test_a_second_result_on_cuda(artifacts_dir) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_result_on_cuda(artifacts_dir: Path) -> None:
     both = Epilogue(Apply("tanh", (ACC,)), seconds=(("before", ACC),))
     how = Config("error", "h200", compile_missing="never")
     settings = SETTINGS | {"settings": how, "out_dtype": jnp.dtype("bfloat16")}

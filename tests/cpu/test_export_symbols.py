@@ -228,6 +228,24 @@ def test_installed(artifacts_dir: Path) -> None:
     assert len(calls(text)) == 2 and "stablehlo.dot_general" not in text
 
 
+def test_accelerated(artifacts_dir: Path) -> None:
+    f = jax_bwgemm.accelerate(lambda x, w, b: jax.nn.relu(x @ w + b))
+    operands = struct(symbol("m", "m >= 4097"), 4096), struct(4096, 4096), struct(4096)
+    with jax_bwgemm.config(device="h200"):
+        (call,) = calls(exported(f, *operands).mlir_module())
+    assert "bias_relu" in call["variant"]
+
+
+def test_several_platforms(artifacts_dir: Path) -> None:
+    """Kernels on CUDA, XLA's product elsewhere, of the same program."""
+    operands = struct(symbol("m", "m <= 16"), 256), W
+    f = jax.jit(lambda x, w: matmul(x, w, on_fallback="ignore"))
+    program = jax.export.export(f, platforms=("cpu", "cuda"), disabled_checks=CHECKS)(*operands)
+    assert len(calls(program.mlir_module())) == 1
+    x, w = jnp.ones((3, 256), BF16), jnp.ones(W.shape, BF16)
+    assert (program.call(x, w) == 256).all()
+
+
 def test_it_is_said(artifacts_dir: Path) -> None:
     operands = struct(symbol("m", "m <= 8192"), 4096), struct(4096, 4096)
     found = jax_bwgemm.explain(lambda x, w: matmul(x, w), *operands, device="h200")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,11 @@ EXPECTED = {
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def results(sums: np.ndarray, **options: object) -> np.ndarray:
+def results(sums: np.ndarray, **options: Any) -> np.ndarray:
     """Of sums that are one product each."""
     a, b = np.zeros((len(sums), 64), np.float32), np.zeros((64, 32), np.float32)
     a[:, 0], b[0] = sums, 1.0
-    out = jax_bwgemm.matmul(*(jnp.asarray(x.astype(ml_dtypes.bfloat16)) for x in (a, b)), **options)  # type: ignore[arg-type]
+    out = jax_bwgemm.matmul(*(jnp.asarray(x.astype(ml_dtypes.bfloat16)) for x in (a, b)), **options)
     return np.asarray(out)[:, 0].astype(np.float32)
 
 

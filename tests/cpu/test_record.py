@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def _from_zero() -> None:
 
 
 def line_of(text: str) -> int:
-    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()  # type: ignore[arg-type]
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
     (found,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
     return found
 
@@ -125,7 +126,7 @@ def test_flops_are_those_of_xlas_products(artifacts_dir: Path, on_fallback: str)
 def test_flops_of_a_gradient_and_of_a_gated_product(artifacts_dir: Path) -> None:
     """Each once: of a gated product that is two, of the two."""
     x, w = struct(512, 256), struct(256, 1024)
-    gradient = jax.grad(lambda x, w: jax_bwgemm.matmul(x, w).astype("float32").sum(), (0, 1))
+    gradient = jax.value_and_grad(lambda x, w: jax_bwgemm.matmul(x, w).astype("float32").sum(), (0, 1))
     assert jax_bwgemm.explain(gradient, x, w, device="h200").flops == 3 * 2 * 512 * 256 * 1024
     gated = jax_bwgemm.explain(jax_bwgemm.gated_matmul, x, w, w, device="h200")
     assert gated.flops == 2 * 2 * 512 * 256 * 1024

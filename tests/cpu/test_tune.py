@@ -131,8 +131,8 @@ def fake_cupti(monkeypatch: pytest.MonkeyPatch, launches: list[tuple[str, float]
         return lambda *args: (function, [launches] * iterations if iterations > 1 else launches)
 
     package, profiler = types.ModuleType("gpu"), types.ModuleType("profiler")
-    profiler.measure = measure  # type: ignore[attr-defined]
-    package.profiler = profiler  # type: ignore[attr-defined]
+    vars(profiler)["measure"] = measure
+    vars(package)["profiler"] = profiler
     monkeypatch.setitem(sys.modules, "jax.experimental.mosaic.gpu", package)
     monkeypatch.setattr(ffi, "status", lambda: None)
     monkeypatch.setattr(ffi, "register", lambda directories: None)

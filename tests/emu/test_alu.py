@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -100,10 +102,10 @@ def test_setp_and_selp(comparison: str, kind: str) -> None:
         ("cvt.u16.u32 %h1, %r1; cvt.u32.u16 %r2, %h1; cvt.u64.u32 %d5, %r2;", lambda x: x & 0xFFFF),
     ],
 )  # fmt: skip
-def test_wide_and_rare(body: str, expected: object) -> None:
+def test_wide_and_rare(body: str, expected: Callable[[int], int]) -> None:
     xs = np.random.default_rng(1).integers(0, 1 << 32, 32, dtype=np.uint32)
     got = lanes_of(load_lane("%r1", 1, 32) + body, "%d5", 64, (xs,))
-    assert got.tolist() == [expected(int(x)) for x in xs]  # type: ignore[operator]
+    assert got.tolist() == [expected(int(x)) for x in xs]
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,8 @@ def test_the_catalogue_is_built() -> None:
 
 @pytest.mark.parametrize("shape", [even, odd])
 @pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
-def test_blackwell(variant: Variant, shape: object) -> None:
-    run_schedules(variant, shape(variant))  # type: ignore[operator]
+def test_blackwell(variant: Variant, shape: Callable[[Variant], Case]) -> None:
+    run_schedules(variant, shape(variant))
 
 
 @pytest.mark.parametrize("variant", [*expressions("sm_100a"), *expressions("sm_90a")], ids=lambda v: v.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,6 @@ def test_launch_facts_are_checked() -> None:
     ],
 )
 def test_tensor_map_rules(change: dict[str, object], words: str) -> None:
-    facts = {"address": 0, "dims": (64, 64), "strides": (128,), "box": (64, 8)} | change
+    facts: dict[str, Any] = {"address": 0, "dims": (64, 64), "strides": (128,), "box": (64, 8)} | change
     with pytest.raises(LaunchError, match=words):
-        TensorMap(**facts)  # type: ignore[arg-type]
+        TensorMap(**facts)

@@ -27,7 +27,8 @@ def built(target: str) -> list[Variant]:
 def code(target: str) -> dict[str, list[Instruction]]:
     kernels = built(target)
     paths = [artifacts.find_ptx(variant) for variant in kernels]
-    cubins = [path.with_name(f"{of.name}.cubin").read_bytes() for path, of in zip(paths, kernels, strict=True)]  # type: ignore[union-attr]
+    at = [path.parent for path in paths if not isinstance(path, str)]
+    cubins = [(where / f"{of.name}.cubin").read_bytes() for where, of in zip(at, kernels, strict=True)]
     return dict(zip((variant.name for variant in kernels), disassemble(cubins, target), strict=True))
 
 

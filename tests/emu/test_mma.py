@@ -294,8 +294,8 @@ def test_columns_that_end_within_16_bytes(kind: str, span: int, n: int) -> None:
 
 @pytest.mark.parametrize("bits", [1 << 13, 1 << 14, 3 << 13])
 def test_a_negated_sum_of_zeros_is_positive(bits: int) -> None:
-    zeros = tuple(np.zeros((rows, 16), DTYPES["bf16"]) for rows in (128, 64))
-    got, _ = run_tcgen05("bf16", 1, 128, 64, False, False, 128, inputs=zeros, idesc_bits=bits)  # type: ignore[arg-type]
+    zeros = np.zeros((128, 16), DTYPES["bf16"]), np.zeros((64, 16), DTYPES["bf16"])
+    got, _ = run_tcgen05("bf16", 1, 128, 64, False, False, 128, inputs=zeros, idesc_bits=bits)
     assert not np.signbit(got).any()
 
 

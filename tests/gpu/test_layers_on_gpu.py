@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +22,7 @@ def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
     return [jnp.asarray(rng.standard_normal(s) * x, jnp.bfloat16) for s, x in zip(shapes, scales, strict=True)]
 
 
-def in_float64(f, operands: list[jax.Array]) -> list[np.ndarray]:  # type: ignore[no-untyped-def]
+def in_float64(f: Callable[..., jax.Array], operands: list[jax.Array]) -> list[np.ndarray]:
     """The result, and the gradient of its sum in each operand, on the CPU."""
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         wide = [jnp.asarray(np.asarray(x, np.float64)) for x in operands]
@@ -33,8 +36,8 @@ def close(got: object, want: list[np.ndarray]) -> None:
         assert error < 2.0**-6, (i, error)
 
 
-def both(f):  # type: ignore[no-untyped-def]
-    def run(*operands):  # type: ignore[no-untyped-def]
+def both(f: Callable[..., jax.Array]) -> Callable[..., Any]:
+    def run(*operands: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         out, pullback = jax.vjp(f, *operands)
         return out, pullback(jnp.ones_like(out))
 
@@ -61,7 +64,8 @@ def test_a_block_with_biases_and_a_residual(sizes: tuple[int, ...], activation: 
     t, d, f, n = sizes
     operands, active = arrays((t, d), (d, f), (f, n), (f,), (n,), (t, n)), ACTIVATIONS[activation]
 
-    def ours(x, w, v, b, c, r):  # type: ignore[no-untyped-def]
+    def ours(*operands: jax.Array) -> jax.Array:
+        x, w, v, b, c, r = operands
         kwargs = {"activation": activation, "on_fallback": "error"}
         return jax_bwgemm.mlp(x, w, v, bias_in=b, bias_out=c, residual=r, **kwargs)
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,7 +64,7 @@ def test_shapes_of_jnp_matmul(a_shape: tuple[int, ...], b_shape: tuple[int, ...]
 def test_gradients_run_our_kernels(dtype: str) -> None:
     a, b, ct = normal(0, 264, 136, dtype=dtype), normal(1, 136, 520, dtype=dtype), normal(2, 264, 520, dtype=dtype)
 
-    def loss(product, a, b):  # type: ignore[no-untyped-def]
+    def loss(product: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.sum((product(a, b) * ct).astype(jnp.float32))
 
     before = ffi.execute_count()
@@ -77,7 +78,7 @@ def test_gradients_run_our_kernels(dtype: str) -> None:
 def test_a_gradient_holds_no_transpose_of_an_operand() -> None:
     a, b = normal(0, 512, 256), normal(1, 256, 384)
 
-    def loss(a, b):  # type: ignore[no-untyped-def]
+    def loss(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.sum(jnp.sin(matmul(a, b)).astype(jnp.float32))
 
     text = jax.jit(jax.grad(loss, (0, 1))).lower(a, b).compile().as_text()
@@ -91,10 +92,10 @@ def test_fused_epilogue_and_its_gradient(activation: str) -> None:
     x, w, bias = normal(0, 300, 256), normal(1, 256, 392), normal(2, 392)
     alpha = 0.5 if activation == "relu" else 1.0  # with which there are kernels
 
-    def ours(x, w, bias):  # type: ignore[no-untyped-def]
+    def ours(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
         return matmul(x, w, alpha=alpha, bias=bias, activation=activation)
 
-    def peer(x, w, bias):  # type: ignore[no-untyped-def]
+    def peer(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
         linear = alpha * jnp.dot(x, w, preferred_element_type=jnp.float32) + bias
         return getattr(jax.nn, activation)(linear).astype(x.dtype)
 
@@ -112,10 +113,10 @@ def test_a_residual_and_its_gradient(activation: str | None, arch: Arch) -> None
     """In the kernel: one launch, of no float32 result; under vmap one for all."""
     x, w, bias, r = normal(0, 3, 300, 256), normal(1, 256, 392), normal(2, 392), normal(3, 3, 300, 392)
 
-    def ours(x, w, bias, r):  # type: ignore[no-untyped-def]
+    def ours(x: jax.Array, w: jax.Array, bias: jax.Array, r: jax.Array) -> jax.Array:
         return matmul(x, w, bias=bias, activation=activation, residual=r)
 
-    def peer(x, w, bias, r):  # type: ignore[no-untyped-def]
+    def peer(x: jax.Array, w: jax.Array, bias: jax.Array, r: jax.Array) -> jax.Array:
         linear = jnp.matmul(x, w, preferred_element_type=jnp.float32) + bias
         return ((getattr(jax.nn, activation)(linear) if activation else linear) + r).astype(x.dtype)
 
@@ -209,7 +210,7 @@ def test_two_streams() -> None:
     a, b, c = normal(0, 1024, 1024), normal(1, 1024, 1024), normal(2, 1024, 1024)
 
     @jax.jit
-    def both(a, b, c):  # type: ignore[no-untyped-def]
+    def both(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
         return on_stream(1, matmul)(a, b), on_stream(2, matmul)(a, c)
 
     for _ in range(20):
@@ -221,7 +222,7 @@ def test_two_streams() -> None:
 def test_a_scan_over_stacked_weights() -> None:
     x, weights = normal(0, 128, 256), normal(1, 6, 256, 256) * 0.06
 
-    def run(product):  # type: ignore[no-untyped-def]
+    def run(product: Callable[..., jax.Array]) -> jax.Array:
         return jax.jit(lambda x, ws: jax.lax.scan(lambda x, w: (product(x, w), None), x, ws)[0])(x, weights)
 
     assert_close(run(matmul), run(jnp.matmul), 0.03)
