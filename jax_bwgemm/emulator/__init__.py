@@ -16,6 +16,9 @@ What is assumed, since the PTX ISA or the machines at hand do not settle it:
   that one CTA has to itself; commits of a thread arrive in order.
 - Clusters run one after the other, so one that waits for a later one deadlocks here (`global_order` demands an order
   between them all the same). What TMA moves through global memory has no order there.
+- A wgmma that takes A from registers takes what all lanes of its warp loaded into them: a lane that waits for it may
+  give their shared memory back. A lane that hands something on hands on none of what its warp did in shared memory
+  since all lanes met, its own accesses neither, if others did anything there.
 - A register is undefined as a whole: lanes that an instruction under a mask left out pass for written.
 - Caches, bank conflicts, timing, register limits and what ptxas makes of the PTX are outside;
   `tests/emu/machine_code.py` looks at some of the last.

@@ -35,6 +35,7 @@ def _bar_sync(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
             return w.block(barrier, name)
         w.split.token = None
         w.clock.join(barrier.clock)
+        w.meet()
         return None
 
     return Effect(run)
@@ -93,6 +94,7 @@ def _cluster_arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         else:
             w.clock.release()
             release(w, barrier.gathering)
+            w.meet()
         w.cta.cluster.settle_barrier()
         return None
 
@@ -168,5 +170,5 @@ def _fence_cluster(w: Any) -> None:
         w.seen = None
     w.clock.acquire()
     w.clock.release()
-    w.released = w.clock.copy()
+    w.released = w.handed()
     w.clock.rows[KNOWN, w.gid] += 1

@@ -178,7 +178,7 @@ class Cluster:
 
     def new_op(self, warp: Warp, kind: str, finish: Any, ctas: Any = (), label: str = "") -> AsyncOp:
         """An asynchronous operation issued by `warp` now."""
-        op = AsyncOp(kind, self.tracker.new_op(warp.where()), warp.clock.copy(), warp.where(), finish)
+        op = AsyncOp(kind, self.tracker.new_op(warp.where()), warp.handed(), warp.where(), finish)
         op.label = label
         for cta in ctas:
             cta.ops |= 1 << op.bit

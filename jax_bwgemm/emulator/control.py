@@ -9,9 +9,7 @@ import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, Pure, handles, whole_warp
 from jax_bwgemm.emulator.syntax import Imm, Instr, Pair, Sink
-from jax_bwgemm.emulator.values import LANES, NUM_LANES, Value, vec
-
-ALL_LANES = 0xFFFFFFFF
+from jax_bwgemm.emulator.values import ALL_LANES, LANES, NUM_LANES, Value, vec
 
 
 @handles("bra")
@@ -218,7 +216,7 @@ def _warp_sync(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     mask = instr.operands[0]
     if not isinstance(mask, Imm) or mask.value & ALL_LANES != ALL_LANES:
         raise d.unsupported("requires the mask of all lanes")
-    return Effect(whole_warp(lambda w: None))
+    return Effect(whole_warp(lambda w: w.meet()))
 
 
 @handles("mapa")

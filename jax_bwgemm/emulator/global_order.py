@@ -165,7 +165,7 @@ class GlobalOrder:
             if w.clock.ops >> bit & 1:
                 for other, epochs in release.known.items():
                     known[other] = np.maximum(known[other], epochs) if other in known else epochs
-        release = Release(base, w.cta.rank, scope, w.clock.copy(), known)
+        release = Release(base, w.cta.rank, scope, w.handed(), known)
         rows[KNOWN, w.gid] += 1
         return release
 

@@ -11,7 +11,7 @@ from jax_bwgemm.emulator.engine import Waitable
 from jax_bwgemm.emulator.errors import Fault, Where
 from jax_bwgemm.emulator.flow import registers
 from jax_bwgemm.emulator.races import KNOWN, Clock
-from jax_bwgemm.emulator.values import IN_FLIGHT, NUM_LANES, UNDEFINED, NoValue, Value, select
+from jax_bwgemm.emulator.values import ALL_LANES, IN_FLIGHT, NUM_LANES, UNDEFINED, NoValue, Value, select
 
 
 class Split:
@@ -38,6 +38,9 @@ class Warp:
         self.split = self.splits[0]
         self.clock = Clock(num_warps)
         self.clock.rows[KNOWN, gid] = 1
+        self.met = 0  # the epoch up to which every lane knows what the others did in shared memory,
+        self.met_reads = 0  # and what they read there
+        self.wrote = self.read = 0  # a bit for each lane that has done so since
         self.executed = 0
         self.places: dict[int, Where] = {}
         self.exited = False
@@ -143,6 +146,39 @@ class Warp:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::st since the store at {self.unwaited_store}")
         if self.unwaited_load is not None:
             raise self.fault("missing-tmem-wait", f"no tcgen05.wait::ld since the load at {self.unwaited_load}")
+
+    def meet(self) -> None:
+        """From here on every lane knows what the others did in shared memory: bar.warp.sync, barriers of more warps."""
+        self.meet_reads()
+        self.met = self.cta.cluster.tracker.met[self.gid] = self.met_reads
+        self.wrote = 0
+
+    def meet_reads(self) -> None:
+        """From here on every lane knows what the others have read: an instruction of the warp uses their registers."""
+        self.met_reads = int(self.clock.rows[KNOWN, self.gid])
+        self.clock.rows[KNOWN, self.gid] += 1
+        self.read = 0
+
+    def touch(self, is_write: bool) -> None:
+        """The active lanes access shared memory."""
+        if is_write:
+            self.wrote |= self._bits()
+        else:
+            self.read |= self._bits()
+
+    def handed(self) -> Clock:
+        """What the active lanes hand on: what other lanes of the warp did since all met is not theirs to release."""
+        clock, others = self.clock.copy(), ~self._bits()
+        if self.wrote & others:
+            clock.limit(self.gid, self.met)
+        elif self.read & others:
+            clock.limit(self.gid, self.met_reads)
+        return clock
+
+    def _bits(self) -> int:
+        """A bit for each active lane."""
+        mask = self.split.mask
+        return ALL_LANES if mask is None else int(np.packbits(mask, bitorder="little").view("<u4")[0])
 
     def see(self, clock: Clock) -> None:
         """A relaxed operation has observed what `clock` says; a fence may acquire it."""

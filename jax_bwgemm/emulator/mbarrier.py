@@ -162,14 +162,14 @@ def _arrive(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         where = w.where()
         w.check_tmem_wait()
         w.clock.rows[ARRIVED, w.gid] += 1
-        clock = w.clock.copy()
+        clock = w.handed()
         if at_cluster_scope:
             clock.release()
         w.clock.rows[KNOWN, w.gid] += 1
         counted = collections.Counter(zip(w.lanes(slot).tolist(), w.lanes(extra).tolist(), strict=True))
         for (address, amount), lanes in counted.items():
             barrier = barrier_at(w, address + offset)
-            barrier.check_init(clock, (KNOWN, INITS), where)
+            barrier.check_init(w.clock, (KNOWN, INITS), where)
             if barrier.cta is not w.cta:
                 barrier.cta.arrivals[w.gid] = int(clock.rows[ARRIVED, w.gid])
             if has_bytes:

@@ -221,7 +221,7 @@ def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str, stre
     """(lanes or 1, count) elements."""
     addresses, space = _resolve(w, slot, offset, space)
     if space == "shared":
-        return shared_load(w, addresses, bits, count)
+        return shared_load(w, addresses, bits, count, _lanes(w, addresses))
     buffer, start, name = _global(w, addresses, bits // 8 * count)
     index = (start[:, None] + np.arange(count * bits // 8)).astype(np.intp)
     found = w.cta.cluster.machine.order.read(w, buffer, name, index, strength)
@@ -231,7 +231,7 @@ def load(w: Any, slot: int, offset: int, bits: int, count: int, space: str, stre
 def store(w: Any, slot: int, offset: int, bits: int, data: np.ndarray, space: str, strength: Strength) -> None:
     addresses, space = _resolve(w, slot, offset, space)
     if space == "shared":
-        shared_store(w, addresses, bits, data)
+        shared_store(w, addresses, bits, data, _lanes(w, addresses))
         return
     size = bits // 8 * data.shape[1]
     buffer, start, name = _global(w, addresses, size)
@@ -286,34 +286,42 @@ def _by_cta(addresses: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
 
 
-def shared_load(w: Any, addresses: np.ndarray, bits: int, count: int) -> np.ndarray:
+def _lanes(w: Any, addresses: np.ndarray) -> np.ndarray | None:
+    """Which lane has which address; None where all have one."""
+    active: np.ndarray = w.active
+    return active if len(active) == len(addresses) else None
+
+
+def shared_load(w: Any, addresses: np.ndarray, bits: int, count: int, lanes: np.ndarray | None = None) -> np.ndarray:
+    """`lanes`: of the addresses; None for an access of the warp as a whole."""
     low, high = int(addresses.min()), int(addresses.max())
     if low >> 24 != high >> 24:
         whole = np.empty((len(addresses), count), UINT[bits])
         for part in _by_cta(addresses):
-            whole[part] = shared_load(w, addresses[part], bits, count)
+            whole[part] = shared_load(w, addresses[part], bits, count, None if lanes is None else lanes[part])
         return whole
     size = bits // 8 * count
     cta, offsets = shared_place(w, addresses, size, low, high)
     if cta is not w.cta:
         w.cta.cluster.machine.counters.dsmem_load(w.cta.rank_in_grid, len(addresses) * size)
-    note_read(w, cta, offsets, size)
+    note_read(w, cta, offsets, size, lanes)
     index = (offsets // (bits // 8))[:, None] + np.arange(count)
     found: np.ndarray = cta.words[bits][index]
     return found
 
 
-def shared_store(w: Any, addresses: np.ndarray, bits: int, data: np.ndarray) -> None:
+def shared_store(w: Any, addresses: np.ndarray, bits: int, data: np.ndarray, lanes: np.ndarray | None = None) -> None:
+    """`lanes` as for `shared_load`."""
     low, high = int(addresses.min()), int(addresses.max())
     if low >> 24 != high >> 24:
         for part in _by_cta(addresses):
-            shared_store(w, addresses[part], bits, data[part])
+            shared_store(w, addresses[part], bits, data[part], None if lanes is None else lanes[part])
         return
     size = bits // 8 * data.shape[1]
     cta, offsets = shared_place(w, addresses, size, low, high)
     if cta is not w.cta:
         w.cta.cluster.machine.counters.dsmem_store(w.cta.rank_in_grid, len(addresses) * size)
-    note_write(w, cta, offsets, size)
+    note_write(w, cta, offsets, size, lanes)
     cta.words[bits][(offsets // (bits // 8))[:, None] + np.arange(data.shape[1])] = data
     cta.version += 1
 
@@ -323,19 +331,23 @@ def _granules(offsets: np.ndarray, size: int) -> np.ndarray:
     return first if size <= GRANULE else (first[:, None] + np.arange(size // GRANULE)).ravel()
 
 
-def note_read(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+def note_read(w: Any, cta: Any, offsets: np.ndarray, size: int, lanes: np.ndarray | None) -> None:
     """A generic read of `size` bytes at each offset."""
     tracker = w.cta.cluster.tracker
     if tracker.enabled:
-        extent, remote = (offsets, size), cta is not w.cta
-        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where(), None, extent, remote)
-        tracker.read(cta.shadow, _granules(offsets, size), number, w.clock, w.gid, False)
+        w.touch(is_write=False)
+        tracker.read(cta.shadow, _granules(offsets, size), _event(w, cta, offsets, size, lanes), w.clock, w.gid, False)
 
 
-def note_write(w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+def note_write(w: Any, cta: Any, offsets: np.ndarray, size: int, lanes: np.ndarray | None) -> None:
     """A generic write of `size` bytes at each offset."""
     tracker = w.cta.cluster.tracker
     if tracker.enabled:
-        extent, remote = (offsets, size), cta is not w.cta
-        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where(), None, extent, remote)
-        tracker.write(cta.shadow, _granules(offsets, size), number, w.clock, False)
+        w.touch(is_write=True)
+        tracker.write(cta.shadow, _granules(offsets, size), _event(w, cta, offsets, size, lanes), w.clock, False)
+
+
+def _event(w: Any, cta: Any, offsets: np.ndarray, size: int, lanes: np.ndarray | None) -> int:
+    epoch, extent = int(w.clock.rows[KNOWN, w.gid]), (offsets, size)
+    number: int = w.cta.cluster.tracker.event(w.gid, epoch, -1, w.where(), None, extent, cta is not w.cta, lanes)
+    return number

@@ -23,7 +23,9 @@ KNOWN, PUBLISHED, INITS = 0, 1, 2  # generic accesses; those that fence.proxy.as
 PUBLISHED_REMOTE = 3  # those to other CTAs' shared memory too: not by fence.proxy.async.shared::cta
 RELEASED, CLUSTER = 4, 5  # accesses that were released at cluster scope; those that were acquired there as well
 ARRIVED = 6  # the number of arrivals at mbarriers, which even relaxed operations show
-NUM_ROWS = 7
+WHOLE = 7  # accesses of a warp as a whole, which each of its lanes hands on: to TMEM
+NUM_ROWS = 8
+_ACCESSES = (KNOWN, PUBLISHED, PUBLISHED_REMOTE, RELEASED, CLUSTER)
 GRANULE = 16  # bytes of shared memory a shadow entry; two warps that write parts of one are told apart by their extents
 
 Index = Any  # a slice, a tuple of slices, or an array of granule numbers
@@ -56,6 +58,11 @@ class Clock:
         """All that came here released at cluster scope is acquired there."""
         np.maximum(self.rows[CLUSTER], self.rows[RELEASED], out=self.rows[CLUSTER])
 
+    def limit(self, warp: int, epoch: int) -> None:
+        """What `warp` accessed after `epoch` is not known."""
+        rows = self.rows[_ACCESSES, warp]
+        self.rows[_ACCESSES, warp] = np.minimum(rows, epoch)
+
     def copy(self) -> Clock:
         clock = Clock.__new__(Clock)
         clock.rows, clock.ops = self.rows.copy(), self.ops
@@ -66,7 +73,8 @@ class Clock:
 class Event:
     """One access. `op` is the bit of an asynchronous operation, -1 for an access of the warp itself. `key` names the
     in-order pipeline that it belongs to; `extent` the bytes that a small access touched (start offsets, count);
-    `remote`: a generic access to another CTA's shared memory."""
+    `remote`: a generic access to another CTA's shared memory; `lanes`: of the extent's starts, None where the warp
+    accesses them as a whole."""
 
     warp: int
     epoch: int
@@ -75,6 +83,7 @@ class Event:
     key: Any = None
     extent: tuple[np.ndarray, int] | None = None
     remote: bool = False
+    lanes: np.ndarray | None = None
 
 
 class Shadow:
@@ -83,6 +92,7 @@ class Shadow:
     def __init__(self, shape: tuple[int, ...], name: str) -> None:
         self.name = name
         self.shape = shape
+        self.row = KNOWN if len(shape) == 1 else WHOLE
         self.write = np.zeros(shape, np.int32)
         self.reads: dict[Any, np.ndarray] = {}
 
@@ -109,13 +119,17 @@ def _distinct(ids: np.ndarray) -> list[int]:
     return found
 
 
-def _overlap(a: Event, b: Event) -> bool:
+def _overlap(a: Event, b: Event, in_other_lanes: bool = False) -> bool:
+    """Whether they touch the same bytes; `in_other_lanes`: in different lanes of one warp."""
     if a.extent is None or b.extent is None:
-        return True
+        return not in_other_lanes
     starts_a, size_a = a.extent
     starts_b, size_b = b.extent
     gap = starts_a[:, None].astype(np.int64) - starts_b[None, :].astype(np.int64)
-    return bool(((gap < size_b) & (gap > -size_a)).any())
+    touch = (gap < size_b) & (gap > -size_a)
+    if in_other_lanes and a.lanes is not None and b.lanes is not None:
+        touch &= a.lanes[:, None] != b.lanes[None, :]
+    return bool(touch.any())
 
 
 class Tracker:
@@ -126,6 +140,7 @@ class Tracker:
         self.warps_of_a_cta = warps_of_a_cta or num_warps
         self.enabled = enabled
         self.events: list[Event] = [Event(0, 0, -1, None)]  # number 0: never accessed
+        self.met = [0] * num_warps  # the epochs up to which each lane of a warp knows what the others did
         self.op_places: list[Any] = []  # where each asynchronous operation was issued
 
     def new_op(self, where: Any) -> int:
@@ -133,10 +148,24 @@ class Tracker:
         return len(self.op_places) - 1
 
     def event(
-        self, warp: int, epoch: int, op: int, where: Any, key: Any = None, extent: Any = None, remote: bool = False
+        self,
+        warp: int,
+        epoch: int,
+        op: int,
+        where: Any,
+        key: Any = None,
+        extent: Any = None,
+        remote: bool = False,
+        lanes: Any = None,
     ) -> int:
-        self.events.append(Event(warp, epoch, op, where, key, extent, remote))
+        self.events.append(Event(warp, epoch, op, where, key, extent, remote, lanes))
         return len(self.events) - 1
+
+    def whole_event(self, w: Any) -> int:
+        """An access of a warp as a whole."""
+        epoch = int(w.clock.rows[KNOWN, w.gid])
+        w.clock.rows[WHOLE, w.gid] = epoch
+        return self.event(w.gid, epoch, -1, w.where())
 
     def read(self, shadow: Shadow, index: Index, number: int, clock: Clock, agent: Any, proxy: bool) -> None:
         """An access reads; `proxy`: through the async proxy, where generic writes must have been published."""
@@ -176,7 +205,12 @@ class Tracker:
             rule = "read-before-completion" if verb == "read of" else "overwrite-in-flight"
             message = f"{verb} {shadow.name} {did} by an asynchronous operation that is not known to be complete"
             self._fault(rule, shadow, index, number, earlier, message)
-        known = clock.rows[KNOWN, event.warp] >= event.epoch
+        if event.warp == current.warp and current.op < 0:
+            if event.epoch > self.met[event.warp] and _overlap(event, current, in_other_lanes=True):
+                message = f"{verb} {shadow.name} {did} by another lane of the warp, without bar.warp.sync in between"
+                self._fault("race", shadow, index, number, earlier, message)
+            return
+        known = clock.rows[shadow.row, event.warp] >= event.epoch
         fence = PUBLISHED_REMOTE if event.remote else PUBLISHED
         across = (event.remote or current.remote) and self._cta(event) != self._cta(current)
         rows = ([fence] if proxy else []) + ([CLUSTER] if across else [])

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_bwgemm.emulator.engine import Waitable
 from jax_bwgemm.emulator.errors import Fault
-from jax_bwgemm.emulator.races import KNOWN, Shadow
+from jax_bwgemm.emulator.races import Shadow
 
 NUM_LANES, NUM_COLS = 128, 512
 LANE_GRANULE = 16  # lanes a shadow entry: two accumulators of M = 64 may share columns, 16 lanes apart
@@ -73,7 +73,7 @@ class Tmem(Waitable):
         if self.allocated.get(start) != cols:
             raise w.fault("tmem", f"tcgen05.dealloc of {cols} columns at {start}, allocated are {self.allocated}")
         tracker, index = w.cta.cluster.tracker, (slice(None), slice(start, start + cols))
-        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
+        number = tracker.whole_event(w)
         tracker.write(self.shadow, index, number, w.clock, False)
         self.shadow.forget(index)
         self.data[index] = 0xFFFFFFFF

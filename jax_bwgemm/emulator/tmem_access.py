@@ -11,7 +11,6 @@ import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
 from jax_bwgemm.emulator.memory import address_slot, shared_store
-from jax_bwgemm.emulator.races import KNOWN
 from jax_bwgemm.emulator.syntax import Imm, Instr
 from jax_bwgemm.emulator.tmem import LANE_GRANULE, NUM_COLS, Meeting
 from jax_bwgemm.emulator.values import IN_FLIGHT
@@ -220,7 +219,7 @@ def _tmem_load(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         lane, column, touched = access.place(w)
         tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
         if tracker.enabled:
-            number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
+            number = tracker.whole_event(w)
             for part in touched:
                 tracker.read(tmem.shadow, part, number, w.clock, w.gid, False)
         if access.packed:
@@ -261,7 +260,7 @@ def _tmem_store(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     def run(w: Any) -> int | None:
         lane, column, touched = access.place(w)
         tmem, tracker = w.cta.tmem, w.cta.cluster.tracker
-        number = tracker.event(w.gid, int(w.clock.rows[KNOWN, w.gid]), -1, w.where())
+        number = tracker.whole_event(w)
         for part in touched:
             tracker.write(tmem.shadow, part, number, w.clock, False)
         for j, source in enumerate(sources):

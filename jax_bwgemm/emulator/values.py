@@ -15,6 +15,7 @@ Value = Any  # int | bool | np.ndarray of 32 lanes
 
 NUM_LANES = 32
 LANES = np.arange(NUM_LANES, dtype=np.uint32)
+ALL_LANES = 0xFFFFFFFF  # a bit each
 UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.object_}  # 128: of ints
 SINT: dict[int, Any] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT: dict[str, Any] = {

@@ -148,6 +148,8 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         accumulate = bool(w.uniform(p_slot))
         _take_registers(w, state, key, accumulate)
         sources = _a_sources(w, state, a_slots) if form.a_in_registers else []
+        if sources:
+            w.meet_reads()
         a = _a_words(sources) if sources else _a_chunks(w, form, w.uniform(a_slots[0]))
         b_descriptor = w.uniform(b_slot)
         b = operand_chunks(w, w.cta, b_descriptor, form.n, ELEMENT_BYTES[form.b], form.b_mn, False)

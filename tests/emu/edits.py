@@ -51,6 +51,34 @@ class AllButLast(At):
         return super().find(lines)[:-1]
 
 
+@dataclasses.dataclass(frozen=True)
+class Nth(At):
+    """Only one of them, by its index."""
+
+    index: int = 0
+
+    def find(self, lines: Lines) -> list[int]:
+        found = super().find(lines)
+        if not -len(found) <= self.index < len(found):
+            raise LookupError(f"{len(found)} lines of the kernel match {self}")
+        return [found[self.index]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Near(At):
+    """The nearest one above the line that is `to`, or below it."""
+
+    to: At = At("")
+    below: bool = False
+
+    def find(self, lines: Lines) -> list[int]:
+        (anchor,), found = self.to.find(lines), super().find(lines)
+        nearest = [i for i in found if i > anchor][:1] if self.below else [i for i in found if i < anchor][-1:]
+        if not nearest:
+            raise LookupError(f"no line of the kernel is {self}")
+        return nearest
+
+
 def mutated(text: str, edit: Edit) -> str:
     """The module after an edit of the body of its kernel."""
     declared = re.sub(r"(\.reg \.pred[^;]*;)", rf".reg .b32 {SCRATCH}; \1", text, count=1)
@@ -98,6 +126,18 @@ def operand(at: At, which: str, instruction: str) -> Edit:
             lines[i] = lines[i][: match.start(1)] + SCRATCH + lines[i][match.end(1) :]
             lines.insert(i, f"{opcode} {SCRATCH}, {rest};")
         return lines
+
+    return edit
+
+
+def copy(at: At, source: At, what: str) -> Edit:
+    """The first match of `what` is what it is in the line `source`."""
+
+    def edit(lines: Lines) -> Lines:
+        match = re.search(what, lines[source.find(lines)[0]])
+        if match is None:
+            raise LookupError(f"`{what}` is not in the line of {source}")
+        return change(at, what, match[0])(lines)
 
     return edit
 

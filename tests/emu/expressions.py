@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jax_bwgemm.bench.accuracy import evaluate
@@ -17,7 +19,7 @@ EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-18}
 
 def check_expression(
     variant: Variant, module: Module, facts: Facts, shape: tuple[int, int, int], schedule: Schedule, seed: int = 0,
-    stream: tuple[int, int] = (0, 1), scalars: dict[str, float] | None = None,
+    stream: tuple[int, int] = (0, 1), scalars: dict[str, float] | None = None, max_clusters: int = 2, **options: Any,
 ) -> None:  # fmt: skip
     """Every element of every result within a few roundings of its own terms; of two matrices that share a."""
     (m, n, k), batch, rng, epilogue = shape, 2, np.random.default_rng(seed), variant.steps
@@ -35,8 +37,9 @@ def check_expression(
     others |= {role: poisoned(stored, variant.out_dtype) for role, _ in epilogue.seconds}
     others |= {"up": up} if variant.tile.gated else {}
     first, _ = run_matmul(
-        module, facts, a, b, 1.0, None, None, 2, 2, 0, schedule, others=others, scalars=scalars, stream=stream
-    )
+        module, facts, a, b, 1.0, None, None, max_clusters, 2, 0, schedule, stream, others=others, scalars=scalars,
+        **options,
+    )  # fmt: skip
 
     def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         left = x if variant.a_major == "k" else x.swapaxes(1, 2)

@@ -41,7 +41,7 @@ def test_one_cluster_alone_is_refused() -> None:
 def test_an_axis_at_a_time(axes: str) -> None:
     load = "ld.shared.v2.b64 {%d20, %d21}, [%r10]; mov.b128 %q2, {%d20, %d21}; mov.b64 {%r40, %r41}, %d20;"
     load += "mov.b128 {%d22, %d23}, %q2; mov.b128 %q1, {%d22, %d23}; st.shared.b128 [%r10+32], %q1;"
-    load += "ld.shared.b128 %q1, [%r10+32];"
+    load += "bar.warp.sync -1; ld.shared.b128 %q1, [%r10+32];"
     for i, axis in enumerate(axes):
         load += f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}.b32.b128 %r{43 + i}, %q1;"
     again = "@%p2 add.s32 %r46, %r43, %r44; @%p2 add.s32 %r46, %r46, %r45; @%p2 setp.ne.u32 %p4, %r46, %r20;"
@@ -78,8 +78,9 @@ def test_what_it_takes(parts: dict[str, str], rules: str) -> None:
 def test_of_a_pair_both_must_have_read() -> None:
     """The next request overwrites the responses of both."""
     for turn, rule in (
-        ("", "overwrite-in-flight"),
-        ("barrier.cluster.arrive.relaxed; barrier.cluster.wait;", "overwrite-in-flight"),
+        ("", "race"),  # nor do the lanes of one
+        ("bar.warp.sync -1;", "overwrite-in-flight"),
+        ("bar.warp.sync -1; barrier.cluster.arrive.relaxed; barrier.cluster.wait;", "overwrite-in-flight"),
     ):
         with pytest.raises(Fault) as error:
             run(SNIPPETS[1], Schedule.standard()[0], TURN=turn)

@@ -93,3 +93,75 @@ def test_uninitialised_register_is_reported() -> None:
 def test_endless_kernel_is_stopped() -> None:
     with pytest.raises(Fault, match="more than 5000 instructions"):
         run_snippet("AGAIN: bra AGAIN;", max_instructions=5000)
+
+
+# 16 bytes a lane: of its own at %r3, of the next lane at %r4.
+PLACES = """
+mov.u32 %r1, %tid.x; and.b32 %r1, %r1, 31; mov.b32 %r10, smem; shl.b32 %r2, %r1, 4; add.s32 %r3, %r10, %r2;
+add.s32 %r4, %r1, 1; and.b32 %r4, %r4, 31; shl.b32 %r4, %r4, 4; add.s32 %r4, %r10, %r4;
+"""
+MEET = "bar.warp.sync -1;"
+WRITE, READ_OWN, READ_OTHER = "st.shared.b32 [%r3], %r1;", "ld.shared.b32 %r5, [%r3];", "ld.shared.b32 %r5, [%r4];"
+ONE_WRITES, ALL_READ = "@%p1 st.shared.b32 [%r10], %r1;", "ld.shared.b32 %r5, [%r10];"
+MATRIX = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r30, %r31, %r32, %r33}, [%r3];"
+WHOLE = "st.shared.v4.b32 [%r3], {%r1, %r1, %r1, %r1};"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_ordered"),
+    [
+        (WRITE + READ_OWN, True),
+        (WRITE + READ_OTHER, False),
+        (WRITE + MEET + READ_OTHER, True),
+        (MEET + WRITE + READ_OTHER, False),
+        (WRITE + MEET + READ_OTHER + WRITE, False),
+        (WRITE + MEET + READ_OTHER + MEET + WRITE, True),
+        (ONE_WRITES + ALL_READ, False),
+        (ONE_WRITES + MEET + ALL_READ, True),
+        (ONE_WRITES + "bar.sync 0;" + ALL_READ, True),
+        (ONE_WRITES + "barrier.cluster.arrive; barrier.cluster.wait;" + ALL_READ, True),
+        (ONE_WRITES + "barrier.cluster.arrive.relaxed; barrier.cluster.wait;" + ALL_READ, False),
+        (ONE_WRITES + "shfl.sync.idx.b32 %r6, %r1, 0, 31, -1;" + ALL_READ, False),
+        (ONE_WRITES + "@%p1 " + ALL_READ, True),
+        (WHOLE + MATRIX, False),
+        (WHOLE + MEET + MATRIX, True),
+        (WHOLE + MEET + MATRIX + WHOLE, False),
+        (WHOLE + MEET + MATRIX + MEET + WHOLE, True),
+    ],
+)
+def test_lanes_share_memory_where_they_have_met(body: str, is_ordered: bool) -> None:
+    """However close to each other a warp's lanes run: bar.warp.sync orders them, and the barriers of more warps do."""
+    text = PLACES + "setp.eq.u32 %p1, %r1, 0;" + body
+    if is_ordered:
+        run_snippet(text)
+        return
+    with pytest.raises(Fault, match=r"by another lane of the warp, without bar\.warp\.sync") as error:
+        run_snippet(text)
+    assert error.value.rule == "race"
+
+
+@pytest.mark.parametrize(("meet", "is_ordered"), [("", False), (MEET, True)])
+@pytest.mark.parametrize("arrive", ["mbarrier.arrive.shared.b64 _, [%r10+1024];", "fence.acq_rel.cluster; RELAXED"])
+def test_a_lane_hands_on_what_it_knows(arrive: str, meet: str, is_ordered: bool) -> None:
+    """One lane of the first warp arrives, for what all of them wrote; the second warp reads it."""
+    relaxed = "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r10+1024];"
+    guarded = "; ".join(f"@%p1 {part}" for part in arrive.replace("RELAXED", relaxed).rstrip(";").split("; ")) + ";"
+    wait = "try_wait.parity.relaxed.cluster" if "fence" in arrive else "try_wait.parity"
+    body = (
+        PLACES
+        + f"""
+    mov.b32 %r20, 1; mov.u32 %r21, %tid.x; setp.eq.u32 %p1, %r21, 0; setp.ge.u32 %p2, %r21, 32;
+    @%p1 mbarrier.init.shared.b64 [%r10+1024], %r20; bar.sync 0;
+    @%p2 bra READER;
+    {WRITE} {meet} {guarded} bra END;
+    READER: mbarrier.{wait}.shared.b64 %p3, [%r10+1024], 0; @!%p3 bra READER; fence.acq_rel.cluster;
+    {READ_OWN}
+    END:
+    """
+    )
+    if is_ordered:
+        run_snippet(body, threads=64)
+        return
+    with pytest.raises(Fault, match="without an order in between") as error:
+        run_snippet(body, threads=64)
+    assert error.value.rule == "race"

@@ -18,7 +18,7 @@ def test_vectors_through_shared_memory() -> None:
     body = """
     mov.u32 %r1, %tid.x; mov.b32 %r10, smem; shl.b32 %r2, %r1, 4; add.s32 %r3, %r10, %r2;
     add.s32 %r4, %r1, 100; add.s32 %r5, %r1, 200; add.s32 %r6, %r1, 300;
-    st.shared.v4.b32 [%r3], {%r1, %r4, %r5, %r6};
+    st.shared.v4.b32 [%r3], {%r1, %r4, %r5, %r6}; bar.warp.sync -1;
     sub.s32 %r7, 31, %r1; shl.b32 %r7, %r7, 4; add.s32 %r8, %r10, %r7;
     ld.shared.v2.b64 {%d5, %d6}, [%r8]; mov.b64 {_, %r9}, %d6;
     """
@@ -28,8 +28,8 @@ def test_vectors_through_shared_memory() -> None:
 def test_generic_and_cluster_addresses_name_the_same_bytes() -> None:
     body = """
     mov.b32 %r10, smem; cvt.u64.u32 %d1, %r10; cvta.shared.u64 %d2, %d1; cvta.to.shared::cluster.u64 %d3, %d2;
-    cvt.u32.u64 %r11, %d3; mov.b32 %r1, 77; st.shared.b32 [%r10+4], %r1; ld.shared::cluster.b32 %r2, [%r11+4];
-    ld.b32 %r3, [%d2+4]; add.s32 %r2, %r2, %r3;
+    cvt.u32.u64 %r11, %d3; mov.b32 %r1, 77; st.shared.b32 [%r10+4], %r1; bar.warp.sync -1;
+    ld.shared::cluster.b32 %r2, [%r11+4]; ld.b32 %r3, [%d2+4]; add.s32 %r2, %r2, %r3;
     """
     assert lanes_of(body, "%r2").tolist() == [154] * 32
 
@@ -47,7 +47,7 @@ def test_stmatrix_and_ldmatrix(order: list[int], transposed: bool) -> None:
     mov.b32 %r10, smem; add.s32 %r2, %r10, %r1; mov.u32 %r3, %tid.x; shl.b32 %r4, %r3, 17; shl.b32 %r5, %r3, 1;
     or.b32 %r4, %r4, %r5; add.s32 %r4, %r4, 65536;
     add.s32 %r6, %r4, 16777472; add.s32 %r7, %r6, 16777472; add.s32 %r8, %r7, 16777472;
-    stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r2], {{%r4, %r6, %r7, %r8}};
+    stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r2], {{%r4, %r6, %r7, %r8}}; bar.warp.sync -1;
     shl.b32 %r20, %r3, 4; add.s32 %r21, %r10, %r20; ld.shared.v2.b64 {{%d5, %d6}}, [%r21];
     mul.wide.u32 %d7, %r3, 16; add.s64 %d8, %d9, %d7; st.global.v2.b64 [%d8], {{%d5, %d6}};
     ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r2];

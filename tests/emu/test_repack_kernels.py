@@ -118,11 +118,11 @@ def test_shared_memory_is_accessed_without_bank_conflicts(repack: Repack, monkey
     """Each 128 bytes of an access, a quarter warp's where lanes have 16, lie in 32 different banks."""
     wavefronts: list[tuple[int, int]] = []
 
-    def noting(note: Any, w: Any, cta: Any, offsets: np.ndarray, size: int) -> None:
+    def noting(note: Any, w: Any, cta: Any, offsets: np.ndarray, size: int, lanes: Any) -> None:
         words = (offsets[:, None] + np.arange(0, size, 4)) // 4
         parts = words.reshape(-1, 128 // size, size // 4)
         wavefronts.extend((len(np.unique(part)), np.bincount(np.unique(part) % 32).max()) for part in parts)
-        note(w, cta, offsets, size)
+        note(w, cta, offsets, size, lanes)
 
     for name in ("note_read", "note_write"):
         monkeypatch.setattr(memory, name, functools.partial(noting, getattr(memory, name)))

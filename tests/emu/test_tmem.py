@@ -35,7 +35,7 @@ def cell(shape: str, count: int, thread: int, register: int, bit: int) -> tuple[
 
 TRANSFER = """
 mov.u32 %r1, %tid.x; mov.b32 %r10, smem; mov.b32 %r20, 512; mov.b32 %r24, 0;
-tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r10], %r20; ld.shared.b32 %r23, [%r10];
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r10], %r20; bar.warp.sync -1; ld.shared.b32 %r23, [%r10];
 {fill}
 tcgen05.st.sync.aligned.32x32b.x64.b32 [%r23], {{{first}}}; tcgen05.wait::st.sync.aligned;
 add.s32 %r25, %r23, {lane};
@@ -236,7 +236,7 @@ def test_a_copy_does_not_wait_for_the_mma_before_it() -> None:
 
 ALLOC = "mov.b32 %r10, smem;" + "".join(
     f"mov.b32 %r{20 + i}, {cols}; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r10+{4 * i}], %r{20 + i};"
-    f"ld.shared.b32 %r{30 + i}, [%r10+{4 * i}];" for i, cols in enumerate(("{}", "{}"))
+    f"bar.warp.sync -1; ld.shared.b32 %r{30 + i}, [%r10+{4 * i}];" for i, cols in enumerate(("{}", "{}"))
 ) + "".join(f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r{30 + i}, %r{20 + i};" for i in range(2))  # fmt: skip
 
 
