@@ -106,9 +106,7 @@ class Product:
         """Its kernel, of a small tile."""
         epilogue, dtypes = self.epilogue, (self.dtype, self.dtype, self.out_dtype)
         tile = Tile(128, 128, gated=True) if self.is_gated else Tile(64, 64)
-        return Variant(
-            target, *dtypes, *self.majors[:2], tile, epilogue.out, self.majors[2], seconds=epilogue.seconds
-        )
+        return Variant(target, *dtypes, *self.majors[:2], tile, epilogue.out, self.majors[2], seconds=epilogue.seconds)
 
     def operands(self, shape: tuple[int, int, int], seed: int) -> dict[str, np.ndarray]:
         """By role: a, b, up, and what the epilogue reads."""

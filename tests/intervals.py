@@ -22,7 +22,7 @@ EXACT = ("max", "min", "neg", "abs", "gt", "ge", "eq", "where", "relu")
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
     """Who computes: a kernel whose result is `coarse` has tanh.approx (2**-10.9, seen on an H200) in its activations;
-    others have ex2.approx, lg2.approx and rcp.approx (2**-22, PTX ISA), within 2**-20 of themselves behind what goes in;
+    others have ex2.approx, lg2.approx and rcp.approx (2**-22, PTX ISA), within 2**-20 of themselves;
     `xla` writes a gelu as x * (1 + tanh(...)) / 2, which loses digits where that is small. `vectors`: by how much, for
     its magnitude, a vector is rounded that is computed before the product, since it reads no sums and no matrix."""
 

@@ -100,7 +100,9 @@ def test_gradients(epilogue: Epilogue, seed: int) -> None:
         want = jax.jit(jax.grad(lambda a, b, *x: (f(a @ b, *x) * weights.astype(np.float64)).sum(), every))(*wide)
     for role, own, exact, bound in zip(operands, got, want, bounds(product, operands, weights), strict=True):
         error = np.abs(np.asarray(own, np.float64) - np.asarray(exact)).reshape(bound.shape)
-        assert (error <= bound).all(), f"{role} of {product}: {error.max()} where {bound[error > bound].max()} is allowed"
+        assert (error <= bound).all(), (
+            f"{role} of {product}: {error.max()} where {bound[error > bound].max()} is allowed"
+        )
 
 
 def bounds(product: Product, operands: dict[str, np.ndarray], weights: np.ndarray) -> list[np.ndarray]:
