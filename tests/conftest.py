@@ -10,6 +10,7 @@ import pytest
 
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
+from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it of what it runs in the background: tests
     signal.signal(signal.SIGINT, signal.default_int_handler)  # interrupt what they start, which would inherit that
