@@ -91,7 +91,7 @@ def _read(process: subprocess.Popen[str], load: Load) -> dict[str, Any]:
 
 def findings(content: dict[str, Any]) -> list[str]:
     """What must not be, as sentences."""
-    legs = {name: content[name] for name in ("products", "faults", "ours", "xla") if name in content}
+    legs: dict[str, Any] = {name: content[name] for name in ("products", "faults", "ours", "xla") if name in content}
     legs |= {f"beside another process, {i}": leg for i, leg in enumerate(content["two processes"])}
     found = [
         f"{name} requires a process that ends with 0, got {leg['ended']}"
