@@ -26,29 +26,38 @@ HOST_SLACK_BYTES, HOST_FACTOR = 64 << 20, 1.25  # above XLA's own growth, whose 
 
 
 def main(minutes: float, products: int, path: Path | None, commit: str, load: Load | None = None) -> int:
-    """Half of the time is ours, half XLA's. Returns 1 if anything must not be as it was."""
+    """Half of the time is ours, half XLA's; no minutes: products alone. Returns 1 if anything must not be as it was."""
     arch, load = target_arch(None), load or Load()
     if path is None and isinstance(arch, Arch):
         path = Path(__file__).parent / "results" / "soak" / f"{arch.name}.json"
     load = dataclasses.replace(load, rounds=ROUNDS, seconds=60 * minutes / 2 / ROUNDS)
     content: dict[str, Any] = {"machine": machine.describe(commit), "minutes": minutes}
-    for name, leg, own in (
-        ("products", "products", dataclasses.replace(load, products=products)),
-        ("faults", "faults", load),
-        ("ours", "churn", load),
-        ("xla", "churn", dataclasses.replace(load, peer="xla")),
-    ):
+    legs = [("products", "products", dataclasses.replace(load, products=products))]
+    legs += [("faults", "faults", load), ("ours", "churn", load)] if minutes else []
+    legs += [("xla", "churn", dataclasses.replace(load, peer="xla"))] if minutes else []
+    for name, leg, own in legs:
         content[name] = run(leg, [own])[0]
-    beside = [dataclasses.replace(load, rounds=1, peer=peer, seed=1) for peer in ("ours", "xla")]
-    content["two processes"] = run("churn", beside)
+    beside = [dataclasses.replace(load, rounds=1, peer=peer, seed=load.seed + 1) for peer in ("ours", "xla")]
+    content["two processes"] = run("churn", beside) if minutes else []
     broken = findings(content)
     content["findings"] = broken
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
         print(f"wrote {path}")
+    print(*table(content["products"]), sep="\n")
     print(*(broken or ["nothing grew, nothing was wrong, nothing ended"]), sep="\n")
     return 1 if broken else 0
+
+
+def table(leg: dict[str, Any]) -> list[str]:
+    """Of products, by dtypes and form: how many, how many of them wrong, and the worst error in parts of its bound."""
+    kinds = {
+        **leg.get("kinds", {}),
+        "all": [leg.get("programs", 0), leg.get("wrong", 0), leg.get("worst_share_of_bound", 0)],
+    }
+    rows = [f"{kind:<28} {num:>9} {wrong:>6} {worst:>8.3f}" for kind, (num, wrong, worst) in sorted(kinds.items())]
+    return [f"{'products':<28} {'programs':>9} {'wrong':>6} {'of bound':>8}", *rows]
 
 
 def run(leg: str, loads: Sequence[Load]) -> list[dict[str, Any]]:
@@ -82,7 +91,7 @@ def _read(process: subprocess.Popen[str], load: Load) -> dict[str, Any]:
 
 def findings(content: dict[str, Any]) -> list[str]:
     """What must not be, as sentences."""
-    legs = {name: content[name] for name in ("products", "faults", "ours", "xla")}
+    legs: dict[str, Any] = {name: content[name] for name in ("products", "faults", "ours", "xla") if name in content}
     legs |= {f"beside another process, {i}": leg for i, leg in enumerate(content["two processes"])}
     found = [
         f"{name} requires a process that ends with 0, got {leg['ended']}"

@@ -77,10 +77,13 @@ class Tally:
     num_wrong: int = 0
     num_errors: int = 0
     worst: float = 0.0  # error in parts of its bound
+    kinds: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of dtypes: how many, wrong, the worst
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def count(self, programs: int, executions: int, share: float, what: str) -> None:
+    def count(self, programs: int, executions: int, share: float, what: str, kind: str = "repeated") -> None:
         with self.lock:
+            own = self.kinds.setdefault(kind, [0, 0, 0.0])
+            own[:] = own[0] + programs, own[1] + (not share <= 1.0), max(own[2], share)
             self.programs += programs
             self.executions += executions
             self.worst = max(self.worst, share)
@@ -148,7 +151,8 @@ def once(load: Load, tally: Tally, seed: int, device: Any, options: Options, rep
         compiled = program.lower(*placed.values()).compile(compiler_options=options)
         for _ in range(repeats):
             out = compiled(*placed.values())
-        tally.count(1, repeats, share(case, load.peer, given, out), f"{case} seed {seed} on {device} {options}")
+        what, kind = f"{case} seed {seed} on {device} {options}", f"{case.dtype} {case.out_dtype} {case.form}"
+        tally.count(1, repeats, share(case, load.peer, given, out), what, kind)
     except Exception as error:  # a thread that ends would count as one that found nothing
         tally.fail(f"{case} seed {seed} on {device} {options}", error)
 
@@ -261,7 +265,7 @@ def _refused_kernel() -> Callable[[], Any] | None:
     problem = Problem(256, 256, 256)
     made = next(made for made in kernels(problem, arch)[1] if made.plan and not made.plan.swapped)
     assert made.plan is not None and made.entry is not None
-    ffi.register(artifacts.artifact_dirs())
+    ffi.register(artifacts.launch_dirs())
     asked = request(made.plan, made.entry)
     attributes = ffi.as_hlo(dict(asked.attributes) | {"num_threads": 1024, "smem_bytes": 1 << 20})
     results = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in asked.results]
@@ -276,6 +280,7 @@ def _outcome(tally: Tally) -> dict[str, Any]:
         "wrong": tally.num_wrong,
         "errors": tally.num_errors,
         "worst_share_of_bound": tally.worst,
+        "kinds": tally.kinds,
         "said": tally.said,
     }
 

@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gram", action="store_true", help="instead: a @ a.T, and Newton-Schulz's iteration")
     parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: long runs; what must not grow or end")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: long runs, or of 0 --products alone")
     parser.add_argument(
         "--products", type=int, default=10_000, help="of --soak, against float64 (default: %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of --random, --regret, --fit, --cover (default: %(default)s)"
+        "--seed", type=int, default=0, help="of --random, --regret, --fit, --cover, --soak (default: %(default)s)"
     )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
@@ -107,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
         return decode.main(args.rounds, args.json, args.commit)
     if args.soak is not None:
         from jax_bwgemm.bench import soak
+        from jax_bwgemm.bench.soak_legs import Load
 
-        return soak.main(args.soak, args.products, args.json, args.commit)
+        return soak.main(args.soak, args.products, args.json, args.commit, Load(seed=args.seed))
     if args.lowering:
         from jax_bwgemm.bench import lowerings
 

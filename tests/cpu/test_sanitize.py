@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jax_bwgemm.facts.problem import DTYPE_BYTES
+from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
+from jax_bwgemm.kernels.aot.catalog import catalogue
 from tests.gpu import sanitize, test_variants
 
 CLEAN = "ran x\nran y\n========= ERROR SUMMARY: 0 errors\n"
@@ -30,6 +33,7 @@ def test_verdicts(text: str, code: int, clean: bool) -> None:
 
 def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sanitize, "PLACES", ())
     assert sanitize.main([]) == 2
     assert "requires NVIDIA's compute-sanitizer in PATH, got none" in capsys.readouterr().out
 
@@ -45,7 +49,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         def __init__(self, name: str) -> None:
             self.name = name
 
-    monkeypatch.setattr(test_variants, "ENTRIES", [Entry("x"), Entry("y")])
+    monkeypatch.setattr(test_variants, "ALL", [Entry("x"), Entry("y")])
     out = tmp_path / "out.json"
     assert sanitize.main(["--tools", "memcheck", "--json", str(out)]) == 0
     assert sanitize.main(["--tools", "memcheck", "racecheck", "--json", str(out)]) == 1
@@ -53,3 +57,23 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert (tools["memcheck"]["errors"], tools["racecheck"]["errors"]) == (0, 2)
     assert "========= Error: Race reported" in tools["racecheck"]["report"]
     assert "racecheck: 2 of 2 kernels ran, 2 errors" in capsys.readouterr().out
+
+
+def test_a_tool_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has said is kept."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho ran x\necho ========= slow\nexec sleep 30\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(test_variants, "ALL", [type("Entry", (), {"name": "x"})()])
+    out = tmp_path / "out.json"
+    assert sanitize.main(["--tools", "memcheck", "--limit", "1", "--json", str(out)]) == 1
+    found = json.loads(out.read_text())["tools"]["memcheck"]
+    assert found["ran"] == 1 and found["report"] == ["no end within 1 s", "========= slow"]
+
+
+def test_kernels_that_tma_stores_have_rows_that_it_can_step_over() -> None:
+    for variant in catalogue():
+        m, n, _, _ = sanitize.shape_of(variant)
+        contiguous = n if variant.c_major == "n" else m
+        assert contiguous * DTYPE_BYTES[variant.out_dtype] % TMA_ALIGN_BYTES == 0, variant.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     )
     assert content["faults"]["programs"] == 2 and content["machine"]["jax"]
     assert "host MB" in capfd.readouterr().out
+
+
+def test_products_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A table of them last; another seed has others."""
+    kinds = []
+    for seed in (0, 1):
+        assert soak.main(0, 6, tmp_path / "soak.json", "", Load(threads=2, largest=64, seed=seed)) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert lines[-1] == "nothing grew, nothing was wrong, nothing ended"
+        assert any(re.fullmatch(r"all +6 +0 +0\.\d+", line) for line in lines[-20:-1])
+        content = json.loads((tmp_path / "soak.json").read_text())
+        assert content.keys().isdisjoint({"faults", "ours", "xla"}) and content["two processes"] == []
+        assert sum(num for num, _, _ in content["products"]["kinds"].values()) == 6
+        kinds.append(content["products"]["kinds"])
+    assert kinds[0] != kinds[1]
 
 
 def a_round(programs: int, host: int, device: int) -> dict[str, Any]:
