@@ -85,8 +85,8 @@ def test_texts_of_a_recipe():
         "0:tf32[32,128,1]/128/16 1:tf32[32,32,1]/128/32 3:f32[16,128,1]/64/16 4:f32[16,128,1]/64/16",
     ]
     sizes = "size:m@{}+4 size:n@{}+4 size:k@{}+4 size:batch@{}+4"
-    assert texts[0]["params"] == f"tma:0@0+128 tma:1@128+128 ptr:2@256+8 tma:3@320+128 {sizes}".format(
-        448, 452, 456, 460
+    assert texts[0]["params"] == f"tma:0@0+128 tma:1@128+128 tma:3@256+128 ptr:2@384+8 {sizes}".format(
+        392, 396, 400, 404
     )
     assert texts[1]["params"].startswith("tma:0@0+128 tma:1@128+128 ptr:2@256+8 size:m@264+4 ")
 
@@ -113,7 +113,7 @@ def test_written_atomically_and_sorted(tmp_path):
         (edit_recipe("tensor_maps", " 3:f32", " 2:f32"), r"requires those of buffers \[0, 1, 3\], got \[0, 1, 2\]"),
         (edit_recipe("params", "tma:3", "tma:5"), r"`params` requires buffers of 0..3, got 5"),
         (edit_recipe("params", "tma:3", "ptr:3"), r"requires those of buffers \[0, 1\], got \[0, 1, 3\]"),
-        (edit_recipe("params", "size:m@", "size:m%"), r"a recipe requires texts of the form \S+, got 'size:m%448\+4'"),
+        (edit_recipe("params", "size:m@", "size:m%"), r"a recipe requires texts of the form \S+, got 'size:m%392\+4'"),
         (
             edit_recipe("params", "size:m", "q:m"),
             r"source requires one of tma, tma2, ptr, size, step, int, .*, got 'q:m'",
