@@ -146,8 +146,8 @@ Status CheckOrder(const Leaves& leaves, const Leaf& leaf) {
   bool is_new = leaf.offset >= leaves.bytes;
   for (const Leaf& other : leaves.all) is_new = is_new && (other.name != leaf.name || leaf.source == Source::kStep);
   if (is_new) return {};
-  return InvalidArgument("`params` requires each source once and ascending offsets without overlap, got `",
-                         leaf.name, "` at ", leaf.offset, " after ", leaves.bytes, kRemedy);
+  return InvalidArgument("`params` requires each source once and ascending offsets without overlap, got `", leaf.name,
+                         "` at ", leaf.offset, " after ", leaves.bytes, kRemedy);
 }
 
 Status CheckBuffersAreTaken(const Leaves& leaves, const BufferRules& rules) {

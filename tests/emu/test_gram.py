@@ -120,7 +120,7 @@ PINGPONG, SOLO = plain("sm_90a", Tile(128, 128, pingpong=True, symmetric=True)),
 DEFERRED = plain("sm_90a", HOPPER_SYMMETRIC[0])
 WAITS = At(WAIT_GROUP + r".*[1-9];")
 WRONG = "wrong-result"
-# Of the second store of a box; a kernel's last store is one.
+# Of the second store of a box, and what must catch each, "" for an equivalent one; a kernel's last store is one.
 CAUGHT: dict[str, tuple[tuple[Variant, ...], Edit, str]] = {
     "no buffer is waited for": ((PINGPONG, SOLO, DEFERRED), drop(WAITS), "overwrite-in-flight"),
     "one store too many stays in flight": (
@@ -145,10 +145,11 @@ CAUGHT: dict[str, tuple[tuple[Variant, ...], Edit, str]] = {
         WRONG,
     ),
     "an image is not transposed": ((PINGPONG, DEFERRED), change(At(r"stmatrix.*trans"), r"\.trans", ""), WRONG),
+    # It has the bits that are there: those of both sides of a tile on the diagonal are the same.
     "an image of a tile on the diagonal is stored, too": (
         (PINGPONG, SOLO),
         drop(At(r"@%p\d+ bra", before=STORE, last=True)),
-        "race",
+        "",
     ),
 }
 
@@ -176,4 +177,4 @@ def test_caught(variant: Variant, name: str) -> None:
             rule = "" if np.array_equal(out.view("u2"), right.view("u2")) else WRONG
         except Fault as fault:
             rule = fault.rule
-        assert rule in rules.split(), (schedule.name, rule)
+        assert rule in (rules.split() or [""]), (schedule.name, rule)
