@@ -128,11 +128,11 @@ def report(console: Console, runs: dict[str, dict[str, Run]]) -> None:
     for name, own in runs.items():
         products, reasons = own["ours"].products, collections.Counter[str]()
         for kernel, num in sorted(products.kernels.items()):
-            console.print(f"{name}: {num} x {kernel}", highlight=False)
+            console.print(f"{name}: {num} x {kernel}", highlight=False, soft_wrap=True)
         for product, num in products.fallbacks.items():
             reasons[product.partition(": ")[2]] += num
         for reason, num in reasons.items():
-            console.print(f"{name}: {num} by XLA: {reason}", highlight=False, markup=False)
+            console.print(f"{name}: {num} by XLA: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(table(runs))
 
 
