@@ -14,13 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.gated import check_pair
 from jax_bwgemm.matmul import as_array, checked_params, contraction_of, of_one_dtype
+from jax_bwgemm.ops.derivatives import Fused, product_terms, spread
+from jax_bwgemm.ops.linear import apply_linear
 from jax_bwgemm.ops.primitive import fused_product, product
+from jax_bwgemm.ops.reference import finish
 from jax_bwgemm.ops.shape_rules import check_bias, check_real, explicit_sharding, match_varying, matmul_shape
 from jax_bwgemm.runtime.config import Config, resolve
 
@@ -43,7 +47,7 @@ def mlp(
 ) -> Array:
     """`activation(x @ w_in + bias_in) @ w_out + bias_out + residual`; the hidden values are rounded to x's dtype.
 
-    Differentiable in reverse mode: for a gradient the hidden values are kept and, unless the activation is relu, what
+    Differentiable in both modes: for a gradient the hidden values are kept and, unless the activation is relu, what
     goes into it, both in x's dtype (`jax.checkpoint` computes them again).
 
     Args:
@@ -90,7 +94,7 @@ def gated_mlp(
     """`gated_matmul(x, w_gate, w_up) @ w_down + bias_down + residual`, with `gated_matmul`'s activation and biases; the
     hidden values are rounded to x's dtype.
 
-    Differentiable in reverse mode: for a gradient the hidden values are kept, and both products that make them, in x's
+    Differentiable in both modes: for a gradient the hidden values are kept, and both products that make them, in x's
     dtype (`jax.checkpoint` computes them again).
 
     Args:
@@ -123,9 +127,11 @@ def gated_mlp(
 
 
 @dataclasses.dataclass(frozen=True)
-class _How:
-    """What is fixed when it is traced: the activation, whether there are two first layers, how many biases they have,
-    and whether the last has a bias and a residual."""
+class _Block:
+    """A block but for its operands: x, the first weights, as many biases or none, the last weight, and what is added.
+
+    Saved for its derivatives are x, all weights, the hidden values, and what goes into them.
+    """
 
     activation: str
     is_gated: bool
@@ -134,7 +140,73 @@ class _How:
     precision: Any
     settings: Config
 
-    def params(self, dtype: Any) -> dict[str, Any]:
+    def first(self, operands: Sequence[Array], epilogue: Epilogue) -> tuple[Array, ...]:
+        """The hidden values, and what `epilogue` returns beside them."""
+        x, ws, biases, *_ = self._split(operands)
+        contraction, _ = contraction_of(x.shape, ws[0].shape, epilogue)
+        contraction = dataclasses.replace(contraction, num_bs=len(ws))
+        params = self._params(x.dtype) | {"contraction": contraction, "epilogue": epilogue}
+        return fused_product(x, ws[0], (*ws[1:], *biases), **params)
+
+    def last(self, h: Array, operands: Sequence[Array]) -> Array:
+        *_, w_out, extras = self._split(operands)
+        contraction, _ = contraction_of(h.shape, w_out.shape, self.after)
+        return fused_product(h, w_out, extras, contraction=contraction, epilogue=self.after, **self._params(h.dtype))[0]
+
+    def forward(self, operands: Sequence[Array]) -> tuple[Array, list[Array]]:
+        """With what is saved."""
+        h, *before = self.first(operands, kept(self.activation, self.is_gated, self.has_bias))
+        x, ws, _, w_out, _ = self._split(operands)
+        return self.last(h, operands), [x, *ws, w_out, h, *before]
+
+    def tangent(self, saved: Sequence[Array], dots: Sequence[Array | None]) -> Array:
+        x, ws, w_out, h, read = self._saved(saved)
+        x_dot, w_dots, bias_dots, w_out_dot, extra_dots = self._split(dots)
+        params, h_dots = self._params(x.dtype), []
+        for i, w in enumerate(ws):
+            dot = _tangent((x, w), (x_dot, w_dots[i]), bias_dots[i : i + 1], params)
+            if dot is not None:
+                h_dots.append(finish((dot.astype(jnp.float32),), self.pullback, read, jnp.float32)[i])
+        h_dot = functools.reduce(jnp.add, h_dots).astype(h.dtype) if h_dots else None
+        out = _tangent((h, w_out), (h_dot, w_out_dot), extra_dots, params)
+        assert out is not None  # there is a tangent, or there is no call
+        return out
+
+    def cotangents(self, saved: Sequence[Array], ct: Array) -> Sequence[Array]:
+        """The cotangent of the hidden values becomes those of what goes into them in the registers of its product."""
+        x, ws, w_out, h, read = self._saved(saved)
+        last = contraction_of(h.shape, w_out.shape, Epilogue())[0]
+        first = contraction_of(x.shape, ws[0].shape, Epilogue())[0]
+        params = self._params(x.dtype)
+        of_h = params | {"contraction": _reading(last.gradient_of_a, len(read)), "epilogue": self.pullback}
+        cts = fused_product(ct, w_out, read, **of_h | {"out_sharding": explicit_sharding(jax.typeof(h))})
+        w_out_ct = _gradient(h, ct, w_out, last.gradient_of_b, params)
+        w_cts = [_gradient(x, own, w, first.gradient_of_b, params) for own, w in zip(cts, ws, strict=True)]
+        x_ct = _gradient(cts[0], ws[0], x, first.gradient_of_a, params)
+        for own, w in zip(cts[1:], ws[1:], strict=True):
+            x_ct = _gradient(own, w, x, first.gradient_of_a, params, x_ct)
+        biases = map(_summed, cts) if self.has_bias else ()
+        return [x_ct, *w_cts, *biases, w_out_ct, *(_summed(ct) if y.place == "n" else ct for y in self.after.operands)]
+
+    def _split(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        num = 2 if self.is_gated else 1
+        num_biases = num if self.has_bias else 0
+        x, *rest = operands
+        return x, rest[:num], rest[num : num + num_biases], rest[num + num_biases], rest[num + num_biases + 1 :]
+
+    def _saved(self, saved: Sequence[Array]) -> tuple[Any, ...]:
+        """And what `pullback` reads: what goes in, or of relu the hidden values."""
+        num = 2 if self.is_gated else 1
+        x, *rest = saved
+        w_out, h, *before = rest[num:]
+        read = dict(zip(("before", "before_up"), before or (h,), strict=False))
+        return x, rest[:num], w_out, h, [read[y.role] for y in self.pullback.operands]
+
+    @property
+    def pullback(self) -> Epilogue:
+        return pullback(self.activation, self.is_gated)
+
+    def _params(self, dtype: Any) -> dict[str, Any]:
         how = {"precision": self.precision, "settings": self.settings}
         return {"out_dtype": dtype, "tile": None, "out_sharding": None} | how
 
@@ -143,7 +215,6 @@ def _block(
     name: str, x: Any, weights: Sequence[tuple[str, Any]], biases: Sequence[Any], w_out: Any, bias_out: Any,
     residual: Any, activation: str, precision: Any, settings: Config,
 ) -> Array:  # fmt: skip
-    unit(activation)  # or an error
     x, w_out = of_one_dtype(as_array("x", x), as_array("w_out", w_out))
     ws = [of_one_dtype(x, as_array(role, w))[1] for role, w in weights]
     if any(w.dtype != x.dtype for w in (*ws, w_out)) or str(x.dtype) not in ("bfloat16", "float16", "float32"):
@@ -159,64 +230,32 @@ def _block(
     for bias in biases:
         check_real("bias", bias, x.dtype)
         check_bias(bias, x.shape, ws[0].shape)
-    how = _How(activation, len(ws) > 1, bool(biases), last["epilogue"], first["precision"], settings)
-    extras = tuple(jnp.asarray(y).astype(x.dtype) for y in (bias_out, residual) if y is not None)
-    own_biases = tuple(jnp.asarray(y).astype(x.dtype) for y in biases)
+    block = _Block(activation, len(ws) > 1, bool(biases), last["epilogue"], first["precision"], settings)
+    biases = [jnp.asarray(y).astype(x.dtype) for y in biases]
+    extras = [jnp.asarray(y).astype(x.dtype) for y in (bias_out, residual) if y is not None]
     # Of one kind in a `shard_map`: what devices share is cast here, so that its cotangents are added up outside.
-    leaves, tree = jax.tree.flatten((x, tuple(ws), own_biases, w_out, extras))
-    return _mlp(how, *jax.tree.unflatten(tree, match_varying(*leaves)))
+    return _mlp(block, *match_varying(x, *ws, *biases, w_out, *extras))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mlp(
-    how: _How, x: Array, ws: tuple[Array, ...], biases: tuple[Array, ...], w_out: Array, extras: tuple[Array, ...]
-) -> Array:
-    (h,) = _first(how, x, ws, biases, unit(how.activation, how.is_gated, how.has_bias))
-    return _last(how, h, w_out, extras)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _mlp(block: _Block, *operands: Array) -> Array:
+    (h,) = block.first(operands, unit(block.activation, block.is_gated, block.has_bias))
+    return block.last(h, operands)
 
 
-def _first(
-    how: _How, x: Array, ws: tuple[Array, ...], biases: tuple[Array, ...], epilogue: Epilogue
-) -> tuple[Array, ...]:
-    """The hidden values, and what `epilogue` returns beside them."""
-    contraction, _ = contraction_of(x.shape, ws[0].shape, epilogue)
-    contraction = dataclasses.replace(contraction, num_bs=len(ws))
-    params = how.params(x.dtype) | {"contraction": contraction, "epilogue": epilogue}
-    return fused_product(x, ws[0], (*ws[1:], *biases), **params)
+def _mlp_jvp(block: _Block, operands: Sequence[Array], tangents: Sequence[Any]) -> tuple[Array, Array]:
+    out, saved = block.forward(operands)
+    dots = [None if isinstance(dot, SymbolicZero) else dot for dot in tangents]
+    return out, apply_linear(block, saved, dots)
 
 
-def _last(how: _How, h: Array, w_out: Array, extras: tuple[Array, ...]) -> Array:
-    contraction, _ = contraction_of(h.shape, w_out.shape, how.after)
-    return fused_product(h, w_out, extras, contraction=contraction, epilogue=how.after, **how.params(h.dtype))[0]
-
-
-def _forward(how: _How, x: Array, ws: Any, biases: Any, w_out: Array, extras: Any) -> tuple[Array, Any]:
-    h, *before = _first(how, x, ws, biases, kept(how.activation, how.is_gated, how.has_bias))
-    return _last(how, h, w_out, extras), (x, ws, w_out, h, tuple(before))
-
-
-def _backward(how: _How, residuals: Any, ct: Array) -> tuple[Any, ...]:
-    x, ws, w_out, h, before = residuals
-    back = pullback(how.activation, how.is_gated)
-    last = contraction_of(h.shape, w_out.shape, Epilogue())[0]
-    first = contraction_of(x.shape, ws[0].shape, Epilogue())[0]
-    params = how.params(x.dtype)
-    of_h = last.gradient_of_a
-    read = dict(zip(("before", "before_up"), before or (h,), strict=False))
-    operands = [read[y.role] for y in back.operands]
-    sharding = {"out_sharding": explicit_sharding(jax.typeof(h))}
-    cts = fused_product(
-        ct, w_out, operands,
-        **params | sharding | {"contraction": _reading(of_h, len(operands)), "epilogue": back},
-    )  # fmt: skip
-    w_out_ct = _gradient(h, ct, w_out, last.gradient_of_b, params)
-    w_cts = tuple(_gradient(x, own, w, first.gradient_of_b, params) for own, w in zip(cts, ws, strict=True))
-    x_ct = _gradient(cts[0], ws[0], x, first.gradient_of_a, params)
-    for own, w in zip(cts[1:], ws[1:], strict=True):
-        x_ct = _gradient(own, w, x, first.gradient_of_a, params, x_ct)
-    biases = tuple(map(_summed, cts)) if how.has_bias else ()
-    extras = tuple(_summed(ct) if y.place == "n" else ct for y in how.after.operands)
-    return x_ct, w_cts, biases, w_out_ct, extras
+def _tangent(factors: Any, dots: Any, added: Sequence[Array | None], params: dict[str, Any]) -> Array | None:
+    """Of a product and what is added to it, along n or everywhere, from those tangents that there are."""
+    contraction, _ = contraction_of(*(x.shape for x in factors), Epilogue())
+    fused = Fused(factors, Epilogue(), (), params | {"contraction": contraction})
+    terms = product_terms(fused, dots, Epilogue())
+    terms += [spread(x, contraction.out[-x.ndim :], fused.out, contraction) for x in added if x is not None]
+    return functools.reduce(jnp.add, terms) if terms else None
 
 
 def _reading(contraction: Contraction, matrices: int) -> Contraction:
@@ -239,4 +278,4 @@ def _summed(ct: Array) -> Array:
     return jnp.sum(ct, tuple(range(ct.ndim - 1)), dtype=jnp.float32).astype(ct.dtype)
 
 
-_mlp.defvjp(_forward, _backward)
+_mlp.defjvp(_mlp_jvp, symbolic_zeros=True)

@@ -74,7 +74,7 @@ class _Waiting(nn.Dense):
 
 class MLP(nn.Module):
     """`down_proj(activation(up_proj(inputs))) + residual`, of two `Dense`, by `jax_bwgemm.mlp` where that takes their
-    dtypes: differentiable in reverse mode.
+    dtypes.
 
     Attributes:
       hidden_features: of what is between the two.

@@ -85,7 +85,7 @@ class Einsum(nnx.Einsum):
 
 class MLP(nnx.Module):
     """`down_proj(activation(up_proj(inputs))) + residual`, of two `Linear`, by `jax_bwgemm.mlp` where that takes their
-    dtypes: differentiable in reverse mode.
+    dtypes.
 
     Args:
       in_features: of the inputs.

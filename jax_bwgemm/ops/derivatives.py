@@ -31,7 +31,7 @@ KEPT = {ACC: BEFORE, UP: f"{BEFORE}_up"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fused:
+class Fused:
     """A fused product: its factors, its epilogue with what that reads, and its other params."""
 
     factors: Sequence[Any]
@@ -65,16 +65,16 @@ class _Fused:
     def spread(self, x: Input) -> jax.Array:
         """What the epilogue reads, repeated to the shape of the result."""
         i = self.epilogue.operands.index(x)
-        return _spread(self.values[i], self.contraction.extras[i], self.out, self.contraction)
+        return spread(self.values[i], self.contraction.extras[i], self.out, self.contraction)
 
 
 def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **params: Any) -> tuple[Any, Any]:
     """The tangent of what is affine in the sums and vectors goes through the derivative of what follows that; the
     tangents of the operands there come on top."""
     count = len(params["contraction"].factors)
-    fused = _Fused(primals[:count], epilogue, primals[count:], params)
+    fused = Fused(primals[:count], epilogue, primals[count:], params)
     dots = {
-        x: _spread(dot, modes, fused.out, fused.contraction)
+        x: spread(dot, modes, fused.out, fused.contraction)
         for x, modes, tangent in zip(epilogue.operands, fused.contraction.extras, tangents[count:], strict=True)
         if (dot := _present(tangent)) is not None
     }
@@ -83,7 +83,7 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     if fused.contraction.symmetric:
         return _symmetric(fused, tangents[0], dots)
     inner, outer = split(epilogue)
-    terms = _product_terms(fused, tangents[:2], _scale(inner))
+    terms = product_terms(fused, tangents[:2], _scale(inner))
     terms += [dots[x] for x in inner.operands if x in dots]
     others = {x: dots[x] for x in outer.operands if x in dots}
     added = _addends(outer)
@@ -97,7 +97,7 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     return _of_function(fused, inner, outer, tangent, others)
 
 
-def _product_terms(fused: _Fused, tangents: Any, epilogue: Epilogue, b: int = 1) -> list[jax.Array]:
+def product_terms(fused: Fused, tangents: Any, epilogue: Epilogue, b: int = 1) -> list[jax.Array]:
     """Of the tangent of a product with the `b`-th factor, one for each operand that has a tangent."""
     a, own = fused.factors[0], fused.factors[b]
     a_dot, b_dot = map(_present, tangents)
@@ -106,7 +106,7 @@ def _product_terms(fused: _Fused, tangents: Any, epilogue: Epilogue, b: int = 1)
     return terms + ([] if b_dot is None else [product(a, b_dot, **params)])
 
 
-def _spread(x: jax.Array, modes: str, out: Any, contraction: Contraction) -> jax.Array:
+def spread(x: jax.Array, modes: str, out: Any, contraction: Contraction) -> jax.Array:
     """An epilogue's operand, or its tangent, repeated to the shape of the result `out`."""
     (x,) = aligned((x,), dataclasses.replace(contraction, extras=(modes,)))
     if x.shape == out.shape:
@@ -140,7 +140,7 @@ def _is_relu(outer: Epilogue) -> bool:
     return ops[:1] == ["relu"] and len(ops) == 1 + len(_addends(outer)) and not outer.seconds
 
 
-def _relu(fused: _Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
+def _relu(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
     """The result tells where relu is flat; at 0 it is, as `jax.nn.relu` is.
 
     A residual hides which that is, and is added to the activation's float32: rounded once, as without differentiation.
@@ -155,7 +155,7 @@ def _relu(fused: _Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others:
     return [out], [_sum([*terms, *others.values()], out)]
 
 
-def _of_function(fused: _Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
+def _of_function(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
     """`others`: the tangents of what the function reads beside the affine part, whose own is `tangent`."""
     epilogue, out_dtype = fused.epilogue, fused.params["out_dtype"]
     if str(out_dtype) in FP8_DTYPES:  # too narrow for what goes in
@@ -169,12 +169,12 @@ def _of_function(fused: _Fused, inner: Epilogue, outer: Epilogue, tangent: Any, 
     return list(outs), _tangents(fused, outer, {ACC: wide}, parts, outs)
 
 
-def _gated(fused: _Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
+def _gated(fused: Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
     """Of both sums, which the kernel returns beside the result."""
     epilogue, out_dtype = fused.epilogue, fused.params["out_dtype"]
     parts: list[tuple[Input, jax.Array]] = []
     for i, x in enumerate((ACC, UP)):
-        terms = _product_terms(fused, (tangents[0], tangents[1 + i]), Epilogue(), 1 + i)
+        terms = product_terms(fused, (tangents[0], tangents[1 + i]), Epilogue(), 1 + i)
         parts += [(x, functools.reduce(jnp.add, terms))] if terms else []
     kept = dataclasses.replace(epilogue, seconds=(*epilogue.seconds, *((role, x) for x, role in KEPT.items())))
     wide_dtype = jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
@@ -202,7 +202,7 @@ def _as_sharded(x: jax.Array, aval: Any) -> jax.Array:
 
 
 def _tangents(
-    fused: _Fused, outer: Epilogue, sums: dict[Input, jax.Array], parts: Sequence[tuple[Input, Any]], outs: Any
+    fused: Fused, outer: Epilogue, sums: dict[Input, jax.Array], parts: Sequence[tuple[Input, Any]], outs: Any
 ) -> list[Any]:
     """Of every result of `outer`, whose `sums` are known, from the tangents of what it reads."""
     read = [*sums, *outer.operands]

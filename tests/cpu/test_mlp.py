@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import D, F, Fun, N, T, arrays, close, dense, each_layer, gate, gated, gradients
 from fake_artifacts import fake_entry, write_fake_artifacts
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,72 +26,6 @@ from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.ops.reference import OPS
-
-Fun = Callable[..., jax.Array]
-T, D, F, N = 8, 16, 24, 20  # tokens, width, hidden values, width of the result
-HOW = {"on_fallback": "ignore", "precision": "highest"}
-
-
-def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal(shape) / 2, jnp.float32) for shape in shapes]
-
-
-def gate(activation: str = "silu") -> tuple[Fun, Fun, list[jax.Array]]:
-    """With biases."""
-
-    def plain(x: jax.Array, w: jax.Array, v: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return OPS[activation](x @ w + b) * (x @ v + c)
-
-    def ours(x: jax.Array, w: jax.Array, v: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return gated_matmul(x, w, v, bias_gate=b, bias_up=c, activation=activation, **HOW)
-
-    return ours, plain, arrays((2, T, D), (D, F), (D, F), (F,), (F,))
-
-
-def bare_gate() -> tuple[Fun, Fun, list[jax.Array]]:
-    ours = functools.partial(gated_matmul, activation="gelu", **HOW)
-    return ours, lambda x, w, v: jax.nn.gelu(x @ w) * (x @ v), arrays((2, T, D), (D, F), (D, F))
-
-
-def dense(activation: str = "gelu") -> tuple[Fun, Fun, list[jax.Array]]:
-    def plain(x: jax.Array, w: jax.Array, v: jax.Array, b: jax.Array, c: jax.Array, r: jax.Array) -> jax.Array:
-        return OPS[activation](x @ w + b) @ v + c + r
-
-    def ours(x: jax.Array, w: jax.Array, v: jax.Array, b: jax.Array, c: jax.Array, r: jax.Array) -> jax.Array:
-        return mlp(x, w, v, bias_in=b, bias_out=c, residual=r, activation=activation, **HOW)
-
-    return ours, plain, arrays((2, T, D), (D, F), (F, N), (F,), (N,), (2, T, N))
-
-
-def gated(activation: str = "silu") -> tuple[Fun, Fun, list[jax.Array]]:
-    def plain(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
-        return (OPS[activation](x @ w) * (x @ u)) @ v
-
-    return functools.partial(gated_mlp, activation=activation, **HOW), plain, arrays((2, T, D), (D, F), (D, F), (F, N))
-
-
-def biased() -> tuple[Fun, Fun, list[jax.Array]]:
-    def plain(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array, *b: jax.Array) -> jax.Array:
-        return (jax.nn.silu(x @ w + b[0]) * (x @ u + b[1])) @ v + b[2] + b[3]
-
-    def ours(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array, *b: jax.Array) -> jax.Array:
-        return gated_mlp(x, w, u, v, bias_gate=b[0], bias_up=b[1], bias_down=b[2], residual=b[3], **HOW)
-
-    shapes = (2, T, D), (D, F), (D, F), (F, N), (F,), (F,), (N,), (2, T, N)
-    return ours, plain, arrays(*shapes)
-
-
-LAYERS = {"gate": gate, "bare gate": bare_gate, "mlp": dense, "gated": gated, "gated with biases": biased}
-each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-
-
-def close(got: object, want: object) -> None:
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
-
-
-def gradients(f: Fun, operands: list[jax.Array]) -> Fun:
-    return jax.grad(lambda *args: jnp.sin(f(*args)).sum(), tuple(range(len(operands))))
 
 
 @each_layer
@@ -115,19 +50,6 @@ def test_vmap(layer: Callable[[], tuple[Fun, Fun, list[jax.Array]]]) -> None:
             close(*(jax.vmap(f, axes)(*stacked) for f in (ours, plain)))
             if i < 3:
                 close(*(jax.vmap(gradients(f, operands), axes)(*stacked) for f in (ours, plain)))
-
-
-@pytest.mark.parametrize("layer", [gate, bare_gate])
-def test_forward_mode_and_second_derivatives(layer: Callable[[], tuple[Fun, Fun, list[jax.Array]]]) -> None:
-    ours, plain, operands = layer()
-    with jax.default_matmul_precision("highest"):
-        close(*(jax.jvp(f, operands, operands) for f in (ours, plain)))
-        second = [
-            jax.grad(lambda x, f=f: sum((g**2).sum() for g in gradients(f, operands)(x, *operands[1:])))
-            for f in (ours, plain)
-        ]
-        got, want = (f(operands[0]) for f in second)
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("activation", sorted(set(OPS) & {"relu", "gelu_exact", "tanh", "squared_relu", "sigmoid"}))
