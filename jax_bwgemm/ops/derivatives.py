@@ -183,7 +183,7 @@ def _gated(fused: Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
     return outs, _tangents(fused, epilogue, {ACC: gate, UP: up}, [*parts, *dots.items()], outs)
 
 
-def _symmetric(fused: _Fused, a_dot: Any, dots: Any) -> tuple[Any, Any]:
+def _symmetric(fused: Fused, a_dot: Any, dots: Any) -> tuple[Any, Any]:
     """Of both factors, which are one: a product and its transpose. A gradient is (g + g^T) a, one product, too."""
     a, b = fused.factors
     outs = fused_product(a, b, fused.values, epilogue=fused.epilogue, **fused.params)
