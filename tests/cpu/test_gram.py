@@ -345,14 +345,15 @@ def test_meshes(artifacts_dir, tmp_path, monkeypatch, spec, symmetric):
     """Where the rows are sharded, a device's part is no symmetric product."""
     from test_partition import compiled
 
-    from jax_bwgemm.ops import lowering
+    from jax_bwgemm.ops import choices, lowering
 
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     a = jax.device_put(arrays(64, 32), NamedSharding(mesh, spec))
     asked = []
-    own = lowering._asked
-    monkeypatch.setattr(lowering, "_asked", lambda *args: asked.append(found := own(*args)) or found)
+    own = choices.asked_of
+    for room in (choices, lowering):
+        monkeypatch.setattr(room, "asked_of", lambda *args: asked.append(found := own(*args)) or found)
     for f in (lambda f: f, lambda f: jax.grad(lambda a: (f(a).astype(jnp.float32) ** 2).sum())):
         got, _ = compiled(f(lambda a: jax_bwgemm.gram(a, device="h200", on_fallback="ignore")), [a])
         np.testing.assert_array_equal(got, f(plain)(a))
