@@ -31,7 +31,7 @@ def chains(target: str) -> list[Variant]:
 
 
 def expressions(target: str) -> list[Variant]:
-    """All else: other expressions, several results, two b. (`test_gram` has symmetric products.)"""
+    """All else: other expressions, several results, two b. (`test_gram_emulated` has symmetric products.)"""
     return [v for v in variants(target) if in_place(v.steps) is None and not v.tile.symmetric]
 
 
