@@ -12,6 +12,8 @@ from jax_bwgemm.runtime import artifacts
 from tests.emu.machine_code import Instruction, disassemble, early_readers, unfenced_stores
 from tests.emu.shipped import ptx, variants, why_missing
 
+pytestmark = pytest.mark.long
+
 BLACKWELL = ("sm_100a", "sm_103a")
 TARGETS = ("sm_90a", *BLACKWELL)
 

@@ -22,6 +22,8 @@ from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.runtime import artifacts, emulated
 from tests.emu import shipped
 
+pytestmark = pytest.mark.long
+
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)
 SHAPES = [(1 + i % 3, rows, SIZES[(3 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
 SHAPES += [(1, 1000, 9), (1, 9, 1000), (2, 129, 129), (1, 65, 1000), (3, 1, 1), (5, 1, 128), (1, 1000, 127)]
