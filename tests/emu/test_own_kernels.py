@@ -31,7 +31,7 @@ TILES = [
     for target, family in TARGETS.items()
     for tile in SHIPPED_TILES[family]
     if not (tile.promoted or tile.gated or tile.symmetric)
-]  # promoted sums are float8's: test_hopper, test_catalogue; test_expressions has gated tiles, test_gram_emulated symmetric
+]  # promoted sums are float8's: test_hopper, test_catalogue; gated and symmetric: test_expressions, test_gram_emulated
 MULTICAST = [
     ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
     ("sm_100a", Tile(128, 64, cluster_m=4, cluster_n=4)),
