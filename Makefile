@@ -104,7 +104,7 @@ bench: $(VENV)/bench.stamp build
 # pytest-xdist several processes share the GPU, 8 in 8 minutes on an H200 (pytest-benchmark would warn of it: an error).
 # LONG=1 adds the long runs, 10,000 batch-invariant products and kernels under compute-sanitizer: some hours.
 GPU_PROCESSES := 8
-SOAK_MINUTES := 30
+SOAK_MINUTES := 15
 gpu-check: export JAX_BWGEMM_BATCH_CASES ?= $(if $(LONG),10000,300)
 gpu-check:
 	cmake -S ffi -B build/ffi-gpu -DSKBUILD=1 -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
