@@ -24,9 +24,13 @@ class Sample:
 
     def error(self, result: np.ndarray) -> float:
         """|result - expected| / |expected| in the Frobenius norm, over the sample; `result` is whole."""
+        return self.distance(result) / float(np.linalg.norm(self.expected))
+
+    def distance(self, result: np.ndarray) -> float:
+        """|result - expected|, likewise."""
         matrix = result.reshape(-1, *result.shape[-2:])[-1]
         difference = matrix[np.ix_(self.rows, self.cols)].astype(np.float64) - self.expected
-        return float(np.linalg.norm(difference) / np.linalg.norm(self.expected))
+        return float(np.linalg.norm(difference))
 
 
 def sample(case: Case, operands: Mapping[str, np.ndarray], seed: int = 0) -> Sample:

@@ -32,6 +32,7 @@ from jax_bwgemm.runtime import ffi
 RESULT = "soak: "
 Options = dict[str, str | bool]  # of XLA's compiler
 NO_COMMAND_BUFFERS: Options = {"xla_gpu_enable_command_buffer": ""}
+NO_AUTOTUNING: Options = {"xla_gpu_autotune_level": "0"}  # of what XLA computes: minutes of a thousand products
 DTYPES = [
     ("bfloat16", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16"),
     ("float32", "float32"), ("float8_e4m3fn", "bfloat16"),
@@ -99,6 +100,7 @@ class Tally:
     def _say(self, text: str) -> None:
         if len(self.said) < MAX_SAID:
             self.said.append(text)
+            print(text, flush=True)  # a run that is ended before its time has said it
 
 
 def random_case(rng: random.Random, largest: int) -> Case:
@@ -132,11 +134,11 @@ def function(case: Case, peer: str) -> Callable[..., Any]:
 
 
 def share(case: Case, peer: str, given: dict[str, np.ndarray], out: Any) -> float:
-    """The error in parts of its bound; that of a result of zeros is absolute."""
+    """The error in parts of its bound. That is of the result's norm or, where few elements happen to be small, of the
+    sums' own, about 1 each: what sums and an activation lose is relative to those."""
     sample = accuracy.sample(case, given)
-    if not np.linalg.norm(sample.expected):
-        return float(np.abs(np.asarray(out, np.float64)).max()) / bound(case, peer)
-    return sample.error(np.asarray(out)) / bound(case, peer)
+    scale = max(float(np.linalg.norm(sample.expected)), sample.expected.size**0.5)
+    return sample.distance(np.asarray(out)) / scale / bound(case, peer)
 
 
 def once(load: Load, tally: Tally, seed: int, device: Any, options: Options, repeats: int = 3) -> None:
@@ -213,7 +215,8 @@ def _repeat(load: Load, tally: Tally, until: float) -> None:
 
 def products(load: Load) -> dict[str, Any]:
     """So many random products against float64, by all threads and devices."""
-    tally, devices, options = Tally(), jax.devices(), option_sets()
+    tally, devices = Tally(), jax.devices()
+    options = [x | (NO_AUTOTUNING if jax.default_backend() == "gpu" else {}) for x in option_sets()]
     kernels = ffi.execute_count() if ffi.status() is None else 0
 
     def work(seed: int) -> None:

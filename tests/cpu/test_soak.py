@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jax_bwgemm.bench import soak, soak_legs
@@ -129,3 +130,20 @@ def test_random_cases_are_of_all_kinds() -> None:
     assert {c.form for c in cases} == {"nn", "nt", "tn"} and len({c.epilogue for c in cases}) == 16
     assert len({(c.dtype, c.out_dtype) for c in cases}) == 5 and max(c.m for c in cases) == 512
     assert all(Case.from_str(str(case)) == case for case in cases)
+
+
+def test_an_error_is_relative_to_the_result_or_to_the_sums() -> None:
+    """A single silu of -4 is 0.07: what the sum's rounding to bfloat16 moves is as large a part of it as of the sum."""
+    case = Case(1, 1, 1, epilogue="silu")
+    given = {"a": np.full((1, 1), -4.0), "b": np.ones((1, 1))}
+    exact = np.full((1, 1), -4.0 / (1.0 + np.exp(4.0)))
+    assert soak_legs.share(case, "ours", given, exact) < 1e-9
+    assert (
+        0.1
+        < soak_legs.share(case, "ours", given, exact * 1.01)
+        < 1
+        < soak_legs.share(case, "ours", given, exact + 0.01)
+    )
+    many = Case(4, 8, 1)
+    given = {"a": np.full((4, 1), 100.0), "b": np.ones((1, 8))}
+    assert soak_legs.share(many, "ours", given, np.full((4, 8), 100.5)) > 1  # of the norm, which is larger
