@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -95,7 +94,7 @@ def _ways(case: Case, product: Any, a: Any, b: Any, extras: dict[str, Any]) -> I
     more = {name: x[rows].reshape(3, num, case.n) if name == "residual" else x for name, x in extras.items()}
     yield "a stack that shares b", rows, product(stack, b, more).reshape(3 * num, case.n)
     if case.k * case.n <= 2**22:
-        repeated = jnp.repeat(b[None], 3, axis=0)
+        repeated = np.repeat(b[None], 3, axis=0)
         yield "a batch", rows, product(stack, repeated, more).reshape(3 * num, case.n)
     if jax.device_count() > 1:
         yield from _meshes(case, product, a, b, extras)
@@ -123,7 +122,7 @@ def _product(case: Case, settings: dict[str, Any], a: Any, b: Any, extras: dict[
         a, b = (x.T if flip else x for x, flip in zip((a, b), flips, strict=True))
         return jax_bwgemm.matmul(a, b, **extras, **options)
 
-    stored = (jnp.array(x.T) if flip else x for x, flip in zip((a, b), flips, strict=True))
+    stored = (_transposed(x) if flip else x for x, flip in zip((a, b), flips, strict=True))
     return jax.jit(call)(*stored, extras)
 
 
@@ -131,10 +130,15 @@ def _of_rows(extras: dict[str, Any], rows: slice) -> dict[str, Any]:
     return {name: x[rows] if name == "residual" else x for name, x in extras.items()}
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+def _transposed(x: Any) -> Any:
+    """On the host, where nothing is compiled for it, or where the shards of x are."""
+    return np.ascontiguousarray(x.T) if isinstance(x, np.ndarray) else x.T.copy()
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if dtype in ("int8", "int32"):
-        return jnp.asarray(rng.integers(-100, 100, shape).astype(dtype))
-    return jnp.asarray(rng.standard_normal(shape).astype(DTYPES[dtype]))
+        return rng.integers(-100, 100, shape, np.int8).astype(dtype)
+    return rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
 
 
 def _bits(x: Any) -> np.ndarray:

@@ -63,7 +63,8 @@ def table(leg: dict[str, Any]) -> list[str]:
 def run(leg: str, loads: Sequence[Load]) -> list[dict[str, Any]]:
     """What processes found that ran at the same time. One that ends early, or hangs, is a finding."""
     command = [sys.executable, "-m", "jax_bwgemm.bench.soak_legs", leg]
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several share a GPU
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "1"}  # a GPU, and the cores
+    environment = os.environ | shared
     started = [
         subprocess.Popen(
             [*command, json.dumps(dataclasses.asdict(load))], stdout=subprocess.PIPE, text=True, env=environment

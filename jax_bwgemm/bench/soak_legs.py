@@ -138,7 +138,7 @@ def share(case: Case, peer: str, given: dict[str, np.ndarray], out: Any) -> floa
     sums' own, about 1 each: what sums and an activation lose is relative to those."""
     sample = accuracy.sample(case, given)
     scale = max(float(np.linalg.norm(sample.expected)), sample.expected.size**0.5)
-    return sample.distance(np.asarray(out)) / scale / bound(case, peer)
+    return float(sample.distance(np.asarray(out)) / scale / bound(case, peer))
 
 
 def once(load: Load, tally: Tally, seed: int, device: Any, options: Options, repeats: int = 3) -> None:
