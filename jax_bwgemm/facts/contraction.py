@@ -15,8 +15,9 @@ class Contraction:
 
     A mode of both operands is summed, or a batch if the result has it; one of a single operand is free, and the result
     has it. The result's modes stand in any order. `extras`: those of the epilogue's operands, some of the result's.
-    `num_bs`: of a gated product 2, which both have b's modes. `symmetric`: b is a, under other names of its free modes,
-    and what the epilogue reads is its own transpose, too.
+    `num_bs`: of a gated product 2, which both have b's modes. `reduced`: those of the epilogue's reductions, some of
+    the result's, in its order; over the others such a vector is reduced. `symmetric`: b is a, under other names of its
+    free modes, and what the epilogue reads is its own transpose, too.
     """
 
     a: str
@@ -25,6 +26,7 @@ class Contraction:
     extras: tuple[str, ...] = ()
     num_bs: int = 1
     symmetric: bool = False
+    reduced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         a, b, out = set(self.a), set(self.b), set(self.out)
@@ -32,9 +34,11 @@ class Contraction:
             raise ValueError(f"a contraction requires each mode once in an operand, got {self}")
         if not (a ^ b) <= out <= (a | b) or not set().union(*self.extras) <= out:
             raise ValueError(f"a contraction requires a result of all free modes and no unknown ones, got {self}")
+        if any(modes != "".join(mode for mode in self.out if mode in modes) for modes in self.reduced):
+            raise ValueError(f"a contraction requires reductions to modes of its result, in its order, got {self}")
 
     def __str__(self) -> str:
-        return f"{','.join(self.operands)}->{self.out}"
+        return f"{','.join(self.operands)}->{','.join((self.out, *self.reduced))}"
 
     @property
     def operands(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PLACES = ("acc", "scalar", "n", "m", "mn")  # of an input: sums; one number; a vector along n or m; a matrix
+REDUCERS = ("sum", "max")
 SUMS = ("acc", "up", "left")  # roles of sums: a @ b, a @ up of a gated product, and left @ b of that one's transpose
 
 
@@ -63,6 +64,7 @@ _ACTIVATIONS = {
     "leaky_relu": Op(1),
 }
 OPS = _ARITHMETIC | _ACTIVATIONS
+REDUCED = Op(1, instructions=3)  # a value of a reduction: bounds, the fold, and its share of what lanes exchange
 ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
@@ -110,6 +112,24 @@ UP = Input("up", "acc")  # the sums of a gated product's second b
 BIAS, RESIDUAL, BETA = Input("bias", "n"), Input("residual", "mn"), Input("beta", "scalar")
 
 
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """A result that is a vector along `place`, "n" or "m", and float32: over the other dimension, of each matrix of a
+    batch, the sum or the largest of `node`, whose values are not rounded."""
+
+    role: str
+    reducer: str
+    place: str
+    node: Node
+
+    def __post_init__(self) -> None:
+        if self.reducer not in REDUCERS or self.place not in ("n", "m"):
+            raise ValueError(f"a reduction requires one of {REDUCERS} along n or m, got {self!r}")
+
+    def __str__(self) -> str:
+        return f"{self.reducer}:{self.place}({self.node})"
+
+
 AXPBY = Apply("add", (Apply("mul", (ACC, ALPHA)), Apply("mul", (RESIDUAL, BETA))))
 
 
@@ -129,11 +149,12 @@ class Moves(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
     """`out` is the result; `scalars` the values of its scalar inputs, by role; `seconds` further results of the same
-    shape and dtype, by role."""
+    shape and dtype, by role; `reductions` come last."""
 
     out: Node = ACC
     scalars: tuple[tuple[str, float], ...] = ()
     seconds: tuple[tuple[str, Node], ...] = ()
+    reductions: tuple[Reduction, ...] = ()
 
     def __post_init__(self) -> None:
         wanted = {node.role for node in self._inputs() if node.place == "scalar"}
@@ -147,6 +168,7 @@ class Epilogue:
 
     @property
     def results(self) -> tuple[tuple[str, Node], ...]:
+        """The matrices."""
         return (("out", self.out), *self.seconds)
 
     @property
@@ -170,20 +192,31 @@ class Epilogue:
     @property
     def kind(self) -> str:
         """The name under which kernels are compiled: what is done, not the scalars' values."""
-        return "_".join((label(self.out), *(f"{role}_{label(node)}" for role, node in self.seconds)))
+        seconds = (f"{role}_{label(node)}" for role, node in self.seconds)
+        return "_".join(
+            (label(self.out), *seconds, *(f"{x.reducer}{x.place}_{label(x.node)}" for x in self.reductions))
+        )
 
     @property
     def transposed(self) -> Epilogue:
         """Of the transposed product."""
         seconds = tuple((role, _transposed(node)) for role, node in self.seconds)
-        return Epilogue(_transposed(self.out), self.scalars, seconds)
+        other = {"n": "m", "m": "n"}
+        reductions = (dataclasses.replace(x, place=other[x.place], node=_transposed(x.node)) for x in self.reductions)
+        return Epilogue(_transposed(self.out), self.scalars, seconds, tuple(reductions))
 
     def ops(self) -> Iterator[Op]:
+        """Of what is reduced, those that no result has, and the reduction itself."""
         for _, node in self.results:
             yield from (OPS[inner.op] for inner in _walk(node) if isinstance(inner, Apply))
+        known = {inner for _, node in self.results for inner in _walk(node)}
+        for x in self.reductions:
+            yield from (OPS[inner.op] for inner in _walk(x.node) if isinstance(inner, Apply) and inner not in known)
+            yield REDUCED
 
     def _inputs(self) -> tuple[Input, ...]:
-        return tuple(dict.fromkeys(x for _, node in self.results for x in inputs(node)))
+        nodes = *(node for _, node in self.results), *(x.node for x in self.reductions)
+        return tuple(dict.fromkeys(x for node in nodes for x in inputs(node)))
 
 
 def chain(
@@ -231,7 +264,7 @@ def in_place(epilogue: Epilogue) -> tuple[Apply, ...] | None:
     """The steps of a chain that needs the sums' own registers only: a scale, sums with a vector, activations, and last
     a sum with a matrix. Else None."""
     found = steps(epilogue.out)
-    if epilogue.seconds or found is None:
+    if epilogue.seconds or epilogue.reductions or found is None:
         return None
     for i, step in enumerate(found):
         other = step.args[-1]
@@ -265,7 +298,7 @@ def split(epilogue: Epilogue) -> tuple[Epilogue, Epilogue]:
     Their order is the epilogue's, and what follows one step after another; else the first is the sums themselves.
     """
     found = steps(epilogue.out)
-    if epilogue.seconds or found is None:
+    if epilogue.seconds or epilogue.reductions or found is None:
         return Epilogue(), epilogue
     first = next((i for i, step in enumerate(found) if not _is_affine(step)), len(found))
     inner, outer = (_of_steps(part) for part in (found[:first], found[first:]))
@@ -276,7 +309,8 @@ def unfused(epilogue: Epilogue) -> tuple[Epilogue, Epilogue]:
     """What a product has, and what follows it in a pass of its own, whose sums are its result. A product alone, if its
     result need not be rounded; what goes into a function, if that is wanted, rounded, beside the function's result."""
     inner, outer = split(Epilogue(epilogue.out, epilogue.scalars))
-    if len(epilogue.seconds) == 1 and epilogue.seconds[0][1] == inner.out and not epilogue.is_gated:
+    has_one = len(epilogue.seconds) == 1 and not epilogue.reductions
+    if has_one and epilogue.seconds[0][1] == inner.out and not epilogue.is_gated:
         return inner, Epilogue(outer.out, seconds=((epilogue.seconds[0][0], ACC),))
     return Epilogue(), epilogue
 
