@@ -20,12 +20,13 @@ bool TakeExtent(Scanner* scanner, Extent* extent) {
   return name == "bytes" || (name.size() == 1 && std::string_view("lmnk").find(name[0]) != std::string_view::npos);
 }
 
-// "l?", "k+"
+// "l?", "k+", "m/16"
 bool TakeDim(Scanner* scanner, Dim* dim) {
   if (!TakeExtent(scanner, &dim->extent)) return false;
   dim->may_be_one = scanner->Take("?");
   dim->may_be_padded = scanner->Take("+");
-  return true;
+  dim->every = 1;
+  return !scanner->Take("/") || (scanner->TakeInt(&dim->every) && dim->every > 0 && dim->extent != Extent::kBytes);
 }
 
 bool Has(const BufferRule& rule, Extent extent) {

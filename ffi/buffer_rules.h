@@ -24,6 +24,7 @@ struct Dim {
   Extent extent;
   bool may_be_one;     // one for the whole batch
   bool may_be_padded;  // zeros may follow, if TMA cannot step over rows of this size
+  int32_t every;       // there is one for so many, or for what is left of them
 };
 
 struct BufferRule {

@@ -56,7 +56,8 @@ int64_t* Find(Sizes* sizes, Extent extent) {
 }
 
 // `whose`: the buffer that says what the size is.
-Status CheckDim(const BufferRule& rule, const Dim& dim, int64_t size, int64_t want, const std::string& whose) {
+Status CheckDim(const BufferRule& rule, const Dim& dim, int64_t size, int64_t whole, const std::string& whose) {
+  const int64_t want = (whole + dim.every - 1) / dim.every;
   const Pitches pitches(want, DtypeBytes(rule.dtype));
   const bool is_padded = dim.may_be_padded && pitches.least != want;
   if (dim.extent == Extent::kBytes || size == want || (dim.may_be_one && size == 1)) return {};

@@ -135,10 +135,11 @@ AXPBY = Apply("add", (Apply("mul", (ACC, ALPHA)), Apply("mul", (RESIDUAL, BETA))
 
 class Moves(NamedTuple):
     """How many matrices of the result's shape an epilogue reads, and how many it makes: what a store carries box by
-    box."""
+    box; and how many vectors it reduces them to."""
 
     matrices: int = 0
     results: int = 1
+    reductions: int = 0
 
     @property
     def planes(self) -> int:
@@ -187,7 +188,7 @@ class Epilogue:
 
     @property
     def moves(self) -> Moves:
-        return Moves(self.num_matrices, len(self.results))
+        return Moves(self.num_matrices, len(self.results), len(self.reductions))
 
     @property
     def kind(self) -> str:

@@ -32,6 +32,7 @@ from jax_bwgemm.facts.tile import (
 )
 
 MAX_MATRICES, MAX_RESULTS = 2, 3  # that an epilogue reads and makes, in registers and in buffers beside the stages
+MAX_REDUCTIONS = 4  # each takes registers for the columns or the rows of a thread's box
 MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
 MAX_CLUSTER_TILES = INT32_MAX - 65535  # a CTA's last step past the end, of as many as a grid has along z, is an int32
 MAX_MATRIX_BYTES = 2**40  # strides are less: CUDA driver API, cuTensorMapEncodeTiled
@@ -108,7 +109,10 @@ def why_not_epilogue(problem: Problem) -> str | None:
         return f"an epilogue requires at most {MAX_MATRICES} matrices to read, got {epilogue.num_matrices}"
     if len(epilogue.results) > MAX_RESULTS:
         return f"an epilogue requires at most {MAX_RESULTS} results, got {len(epilogue.results)}"
-    if any("left" in (x.role for x in inputs(node) if x.place == "acc") for _, node in epilogue.results):
+    if len(epilogue.reductions) > MAX_REDUCTIONS:
+        return f"an epilogue requires at most {MAX_REDUCTIONS} reductions, got {len(epilogue.reductions)}"
+    nodes = *(node for _, node in epilogue.results), *(x.node for x in epilogue.reductions)
+    if any("left" in (x.role for x in inputs(node) if x.place == "acc") for node in nodes):
         return "a gated product requires one a and two b, got two a: it is not computed as its transpose"
     return None
 
@@ -147,8 +151,11 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     moves = moves_of(tile, problem.epilogue.moves)
     if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
         result = "a mirrored result" if tile.symmetric else "a second result"
-        what = "a matrix that is read" if moves.matrices else result
+        what = "a matrix that is read" if moves.matrices else "a reduction" if moves.reductions else result
         return f"{what} requires rows that TMA can step over and no split along k, got {problem} in {tile}"
+    if moves.reductions and reads_a_from_registers(problem.a_dtype, problem.a_major, arch.target):
+        rule = "warps with rows below each other, which those that load a into registers do not have"
+        return f"a reduction requires {rule}, got {problem}"
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves)
     if stages < 3:
         return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"
@@ -203,7 +210,7 @@ def _why_not_symmetric(tile: Tile, problem: Problem) -> str | None:
         return f"`symmetric` requires no split along k, one b and no promoted sums, got {tile}"
     if (problem.a_major, problem.b_major, problem.c_major) not in (("k", "k", "n"), ("m", "n", "n")):
         return f"`symmetric` requires a and its transpose as they lie, for an n-major result, got {problem}"
-    if problem.epilogue.seconds or any(x.place != "mn" for x in problem.epilogue.operands):
+    if problem.epilogue.moves[1:] != PLAIN[1:] or any(x.place != "mn" for x in problem.epilogue.operands):
         return f"`symmetric` requires an epilogue of scalars and matrices with one result, got {problem.epilogue.kind}"
     return None
 

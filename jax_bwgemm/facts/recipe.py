@@ -24,7 +24,8 @@ class Buffer:
     """An operand or a result: `a:bfloat16[l?,m,k+]%16`.
 
     `dims`, the contiguous one last, are of l (the batch), m, n and k, or "bytes". Behind a name "?" says that it may be
-    1, one matrix for the whole batch; and "+" that zeros may follow where TMA cannot step over rows of that size.
+    1, one matrix for the whole batch; "+" that zeros may follow where TMA cannot step over rows of that size; and "/16"
+    that there is one for every 16, or for what is left.
     """
 
     role: str
@@ -38,7 +39,7 @@ class Buffer:
 
     @classmethod
     def from_str(cls, text: str, is_result: bool = False) -> Buffer:
-        role, dtype, dims, align_bytes = _parts(r"(\w+):(\w+)\[([\w?+,]+)\]%(\d+)", text)
+        role, dtype, dims, align_bytes = _parts(r"(\w+):(\w+)\[([\w?+/,]+)\]%(\d+)", text)
         return cls(role, dtype, tuple(dims.split(",")), int(align_bytes), is_result)
 
 

@@ -171,6 +171,11 @@ def store_rows(tile: Tile, target: str) -> int:
     return family_of(target).slab_rows or tile.mma_m // tile.cta_group
 
 
+def warp_rows(tile: Tile, target: str) -> int:
+    """Rows of a store box that a warp has in its registers."""
+    return store_rows(tile, target) * store_groups(tile, target) // storing_warps(tile, target)
+
+
 def store_cols(tile: Tile, out_dtype: str, target: str) -> int:
     """Columns of a store box: STORE_SPAN_BYTES, or fewer where they do not divide the columns of a store group; 16 or
     32 bytes' in a split along k, whose CTAs share the boxes out among themselves."""
@@ -217,7 +222,8 @@ def defers_store(
     """Whether a tile's rounded result stays in registers and leaves during the next tile's main loop, beside its
     wgmmas. A ping-pong's other warpgroup multiplies meanwhile, and a split along k stores through the stages.
     Threads that store would keep the wgmmas waiting (tried: slower). An A in registers takes some of them: one slab's
-    16 find room beside any held result. With matrices, the store buffers hold the result; several results, nobody."""
+    16 find room beside any held result. With matrices, the store buffers hold the result; several results, nobody; and
+    reductions take the registers."""
     held_registers = family_of(target).held_registers.get(tile.num_consumer_warpgroups, 0)
     if held_registers == 0 or store != "tma" or tile.pingpong or tile.cluster_k > 1 or moves != moves_of(tile, PLAIN):
         return False

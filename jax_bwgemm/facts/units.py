@@ -8,7 +8,7 @@ turns that into the cotangents of its sums, which is `pullback`.
 from __future__ import annotations
 
 from jax_bwgemm.facts.derivative import ZERO, derivative, mul
-from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, BIAS, UP, Apply, Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, BIAS, UP, Apply, Epilogue, Input, Node, Reduction
 
 BEFORE, BEFORE_UP = Input("before", "mn"), Input("before_up", "mn")  # what goes in, of each b, as a matrix
 BIAS_UP = Input("bias_up", "n")
@@ -30,13 +30,16 @@ def kept(activation: str, is_gated: bool = False, has_bias: bool = False) -> Epi
     return Epilogue(plain.out, seconds=tuple(zip(roles, _sums(is_gated, has_bias), strict=False)))
 
 
-def pullback(activation: str, is_gated: bool = False) -> Epilogue:
+def pullback(activation: str, is_gated: bool = False, has_bias: bool = False) -> Epilogue:
     """Its sums are the cotangent of a unit's result, what it reads is what went in (relu: the result), and its results
-    are the cotangents of the unit's sums: the first, and of a gated one `up`."""
+    are the cotangents of the unit's sums: the first, and of a gated one `up`. With biases, theirs come last: the
+    results, summed over m."""
     saved = (BEFORE, BEFORE_UP) if is_gated else (BEFORE,)
     out = _result(activation, saved)
-    first, *rest = (_times(derivative(out, x)) for x in saved)
-    return Epilogue(first, seconds=tuple((UP.role, node) for node in rest))
+    nodes = [_times(derivative(out, x)) for x in saved]
+    roles = (BIAS.role, BIAS_UP.role) if has_bias else ()
+    reductions = tuple(Reduction(f"{role}_ct", "sum", "n", node) for role, node in zip(roles, nodes, strict=False))
+    return Epilogue(nodes[0], seconds=tuple((UP.role, node) for node in nodes[1:]), reductions=reductions)
 
 
 def _times(slope: Node) -> Node:

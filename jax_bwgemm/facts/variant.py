@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_bwgemm.facts.arch import ARCHS
-from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, inputs, parse
+from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, Reduction, inputs, parse
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
-from jax_bwgemm.facts.tile import Tile, is_tma_storable, load_box, moves_of, store_box, swizzle_atom_bytes
+from jax_bwgemm.facts.tile import (
+    Tile,
+    is_tma_storable,
+    load_box,
+    moves_of,
+    store_box,
+    store_cols,
+    swizzle_atom_bytes,
+    warp_rows,
+)
 
 _ELEMENTS = {dtype: "u8" if size == 1 else DTYPE_SHORT[dtype] for dtype, size in DTYPE_BYTES.items()}  # of tensor maps
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows
@@ -32,6 +41,7 @@ class Variant:
     c_major: str = "n"
     store: str = "tma"
     seconds: tuple[tuple[str, Node], ...] = ()
+    reductions: tuple[Reduction, ...] = ()
 
     @property
     def moves(self) -> Moves:
@@ -40,9 +50,9 @@ class Variant:
     @property
     def steps(self) -> Epilogue:
         """The epilogue of any scalars, which are run-time parameters."""
-        nodes = self.epilogue, *(node for _, node in self.seconds)
+        nodes = self.epilogue, *(node for _, node in self.seconds), *(x.node for x in self.reductions)
         roles = dict.fromkeys(x.role for node in nodes for x in inputs(node) if x.place == "scalar")
-        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles), self.seconds)
+        return Epilogue(self.epilogue, tuple((role, 2.0) for role in roles), self.seconds, self.reductions)
 
     @property
     def name(self) -> str:
@@ -54,18 +64,26 @@ class Variant:
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and texts."""
         seconds = [[role, str(node)] for role, node in self.seconds]
-        return dataclasses.asdict(self) | {"epilogue": str(self.epilogue), "seconds": seconds}
+        reductions = [[x.role, x.reducer, x.place, str(x.node)] for x in self.reductions]
+        nodes = {"epilogue": str(self.epilogue), "seconds": seconds, "reductions": reductions}
+        return dataclasses.asdict(self) | nodes
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Variant:
         """The inverse. ValueError or TypeError for anything else."""
-        pairs = fields["seconds"]
-        is_listed = isinstance(pairs, list) and all(isinstance(pair, list) for pair in pairs)
-        if not is_listed or any([type(x) for x in pair] != [str, str] for pair in pairs):
-            raise ValueError(f"`seconds` requires pairs of a role and an expression, got {pairs!r}")
-        seconds = tuple((role, parse(text)) for role, text in pairs)
-        nodes = {"epilogue": parse(fields["epilogue"]), "seconds": seconds}
+        seconds = tuple((role, parse(text)) for role, text in _texts(fields, "seconds", 2))
+        reductions = tuple(Reduction(x[0], x[1], x[2], parse(x[3])) for x in _texts(fields, "reductions", 4))
+        nodes = {"epilogue": parse(fields["epilogue"]), "seconds": seconds, "reductions": reductions}
         return cls(**{**fields, "tile": Tile(**fields["tile"]), **nodes})
+
+
+def _texts(fields: Mapping[str, Any], name: str, count: int) -> list[list[str]]:
+    """Lists of a role, perhaps what is done, and an expression."""
+    found: list[list[str]] = fields[name]
+    is_listed = isinstance(found, list) and all(isinstance(own, list) for own in found)
+    if not is_listed or any([type(x) for x in own] != [str] * count for own in found):
+        raise ValueError(f"`{name}` requires lists of a role and an expression, {count} texts each, got {found!r}")
+    return found
 
 
 def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
@@ -82,6 +100,7 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
         problem.c_major,
         "tma" if is_tma_storable(problem) else "threads",
         problem.epilogue.seconds,
+        problem.epilogue.reductions,
     )
 
 
@@ -98,9 +117,15 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
     found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
     align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
     found += [Buffer(role, variant.out_dtype, out, align_bytes, is_result=True) for role, _ in variant.steps.results]
+    parts = {"n": ("l", f"m/{warp_rows(variant.tile, variant.target)}", "n"), "m": ("l", f"n/{_cols(variant)}", "m")}
+    found += [Buffer(x.role, "float32", parts[x.place], is_result=True) for x in variant.reductions]
     if variant.tile.stream_k:
         found.append(Buffer("workspace", "uint8", ("bytes",), is_result=True))
     return tuple(found)
+
+
+def _cols(variant: Variant) -> int:
+    return store_cols(variant.tile, variant.out_dtype, variant.target)
 
 
 def b_roles(variant: Variant) -> tuple[str, ...]:

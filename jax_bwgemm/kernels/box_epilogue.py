@@ -14,6 +14,7 @@ from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import Box, Chain, Matrices, Run
 from jax_bwgemm.kernels.expression import Expression
 from jax_bwgemm.kernels.params import Params
+from jax_bwgemm.kernels.reductions import Fold, Side, begin, places_of
 
 
 class Values(Protocol):
@@ -24,6 +25,15 @@ class Values(Protocol):
     def first_row(self) -> Any: ...
 
     def first_col(self) -> Any: ...
+
+    def row_lanes(self) -> tuple[int, ...]:
+        """The bits in which lanes differ that have other rows of the same columns, the highest first."""
+
+    def col_lanes(self) -> tuple[int, ...]:
+        """The bits in which lanes differ that have other columns of the same rows."""
+
+    def warp(self) -> Any:
+        """Which of the box's warps the thread's is."""
 
 
 def no_matrices() -> tuple[cute.Tensor, ...]:
@@ -50,7 +60,25 @@ class BoxEpilogue:
     ) -> tuple[cute.Tensor, ...]:
         """The results of box `at`, perhaps in the registers of the sums; `begun`: what `begin` returned."""
         first, size = self._place(at, "m" if self.boxes.c_major == "n" else "n")
-        return self.epilogue.apply(Box(sums, self.values.runs(), matrices, first, size), begun, self._args())
+        runs, args, folds = self.values.runs(), self._args(), self._folds(at)
+        results = self.epilogue.apply(Box(sums, runs, matrices, first, size, folds), begun, args)
+        for fold in folds:
+            fold.end(args[fold.reduction.role], at[2])
+        return results
+
+    def _folds(self, at: Any) -> tuple[Fold, ...]:
+        """Of what the epilogue reduces."""
+        runs, boxes = self.values.runs(), self.boxes
+        lanes = {"m": self.values.row_lanes(), "n": self.values.col_lanes()}
+        warps = boxes.rows // boxes.warp_rows
+        part = {"m": at[0] * warps + self.values.warp(), "n": at[1]}
+        own = {"m": boxes.warp_rows, "n": boxes.cols}
+        along, across = places_of(runs)
+        sides = {}
+        for dim, places in ((boxes.c_major, along), ("m" if boxes.c_major == "n" else "n", across)):
+            first, size = self._place(at, dim)
+            sides[dim] = Side(places, lanes[dim], first, size, part[dim], (size + (own[dim] - 1)) // own[dim])
+        return tuple(begin(x, sides, runs, boxes.c_major) for x in self.epilogue.reductions)
 
     def _place(self, at: Any, dim: str) -> tuple[Any, Any]:
         """Along m or n, a thread's first place in box `at`, and the size."""

@@ -12,7 +12,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.facts.arch import family_of
-from jax_bwgemm.facts.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows
+from jax_bwgemm.facts.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows, warp_rows
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.row_store import Segments
 
@@ -23,7 +23,7 @@ class Boxes:
 
     A buffer has `rows` and `buffer_cols`: other than `cols` only where warps store rows, for which all of a warp's
     buffers are one piece of memory (`segments`). `span_bytes`: of its contiguous dimension, its swizzle's. `store`:
-    "tma" or "threads". `planes`: so many times the buffers, those of a place side by side.
+    "tma" or "threads". `planes`: so many times the buffers, those of a place side by side. `warp_rows`: a warp's.
     """
 
     dtype: Any
@@ -37,6 +37,7 @@ class Boxes:
     span_bytes: int
     segments: Segments
     planes: int
+    warp_rows: int
 
     @property
     def by_rows(self) -> bool:
@@ -108,4 +109,5 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
         span_bytes=store_box(tile, out_dtype, variant.c_major, target)[0] * dtype.width // 8,
         segments=Segments(rows, cols, dtype.width // 8, has_interleaved_rows),
         planes=variant.moves.planes if family_of(target).residual_buffers else 1,
+        warp_rows=warp_rows(tile, target),
     )

@@ -3,8 +3,9 @@
 A chain (`facts.epilogue.in_place`) has a step for each operation, which works in place on float32 values in registers.
 All else, with several results or sums, is an `Expression`: the same operations, value by value. The life of both:
 `load` what is read along the result's contiguous dimension, once for a tile or a box, perhaps before the values are
-there; `apply` it to the values of each box. They know nothing of warpgroups or TMEM: the kernel describes where a
-thread's values lie with `Run`s, so one serves wgmma and tcgen05 fragments alike.
+there; `apply` it to the values of each box, at whose end what it reduces leaves (`reductions`). They know nothing of
+warpgroups or TMEM: the kernel describes where a thread's values lie with `Run`s, so one serves wgmma and tcgen05
+fragments alike.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.facts.epilogue import Apply, Input
+from jax_bwgemm.facts.epilogue import Apply, Input, Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Run:
     width: int
     lines: tuple[tuple[int, ...], ...]
     across: tuple[Any, ...]
+
+
+FRAGMENT_LANES = (16, 8, 4), (2, 1)  # bits of a lane that choose its row and its pair of columns in a fragment
 
 
 def fragment_runs(elements: int, width: int, to_second: Any = 8, count: int = 1) -> tuple[Run, ...]:
@@ -204,6 +208,12 @@ def _steps(found: Sequence[Apply], is_coarse: bool) -> Iterator[Step]:
             yield AddVector(operand.role, 0.5 if halves_next else 1.0)
 
 
+class Folds(Protocol):
+    """What a reduction takes of a box: its `i`-th value."""
+
+    def add(self, i: int, value: Any) -> None: ...
+
+
 Matrices = Callable[[], tuple[cute.Tensor, ...]]  # a box of each that the epilogue reads: its registers, when needed
 
 
@@ -213,6 +223,7 @@ class Chain:
     def __init__(self, found: Sequence[Apply], is_coarse: bool) -> None:
         self.steps = tuple(_steps(found, is_coarse))
         self.reads = any(isinstance(step, AddVector) for step in self.steps)
+        self.reductions: tuple[Reduction, ...] = ()
 
     @property
     def params(self) -> tuple[str, ...]:
@@ -236,14 +247,15 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A thread's values of a box: the `sums` of each b, where they lie (`first_across` of `size_across` places), and
-    the matrices' there."""
+    """A thread's values of a box: the `sums` of each b, where they lie (`first_across` of `size_across` places), the
+    matrices' there, and what they are reduced to."""
 
     sums: tuple[cute.Tensor, ...]
     runs: tuple[Run, ...]
     matrices: Matrices
     first_across: Any
     size_across: Any
+    folds: tuple[Folds, ...] = ()
 
 
 def add_terms(sums: cute.Tensor, terms: cute.Tensor) -> None:

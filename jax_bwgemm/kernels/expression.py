@@ -58,11 +58,13 @@ class Expression:
         self.across = tuple(x for x in vectors if x.place != c_major)
         self.matrices = tuple(x for x in epilogue.operands if x.place == "mn")
         self.reads = bool(self.along)
+        self.reductions = epilogue.reductions
 
     @property
     def params(self) -> tuple[str, ...]:
-        """As `Chain.params`: scalars, then vectors."""
-        return *(role for role, _ in self.epilogue.scalars), *(x.role for x in (*self.along, *self.across))
+        """As `Chain.params`: scalars, then vectors, then what parts of reductions are stored to."""
+        vectors = (x.role for x in (*self.along, *self.across))
+        return *(role for role, _ in self.epilogue.scalars), *vectors, *(x.role for x in self.reductions)
 
     def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(AddVector(x.role, 1.0).load(runs, first, size, args) for x in self.along)
@@ -74,6 +76,8 @@ class Expression:
             done: dict[Node, Any] = {x: value(i) for x, value in known.items()}
             for result, (_, node) in zip(results, self.epilogue.results, strict=True):
                 result[i] = self._value(node, done)
+            for fold, x in zip(box.folds, self.reductions, strict=True):
+                fold.add(i, self._value(x.node, done))
         return results
 
     def _value(self, node: Node, done: dict[Node, Any]) -> Any:

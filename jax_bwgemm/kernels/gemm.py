@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cutlass import cute
+from cutlass import Float32, cute
 
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.epilogue import Moves
@@ -58,7 +58,8 @@ class GemmFacts:
 
     def epilogue_args(self, scalar: Any, vector: Any) -> tuple[Any, ...]:
         """Stand-ins of the parameters that the epilogue takes, in kernel order."""
-        return tuple(scalar if param in self.scalars else vector for param in self.epilogue.params)
+        parts = {x.role: cute.recast_ptr(vector, dtype=Float32) for x in self.epilogue.reductions}
+        return tuple(scalar if param in self.scalars else parts.get(param, vector) for param in self.epilogue.params)
 
     def coordinate_tensors(self, sizes: Sizes) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """(m, k, l), (n, k, l), (m, n, l): A, B and C as their tensor maps count them."""

@@ -15,7 +15,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from jax_bwgemm.facts.tile import TMEM_LANES, Tile, acc_cols, acc_stages, tmem_cols
 from jax_bwgemm.kernels import pipelines, row_store
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.epilogue import Run, fragment_row_runs, fragment_runs
+from jax_bwgemm.kernels.epilogue import FRAGMENT_LANES, Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.outlets import StoreGroup
 
 LANE_STRIDE = 1 << 16  # of a TMEM address, PTX ISA, tensor memory addressing
@@ -110,6 +110,15 @@ class TmemValues:
 
     def first_col(self) -> Any:
         return 0 if self.has_row_per_lane() else self.tidx % 4 * 2
+
+    def row_lanes(self) -> tuple[int, ...]:
+        return (16, 8, 4, 2, 1) if self.has_row_per_lane() else FRAGMENT_LANES[0]
+
+    def col_lanes(self) -> tuple[int, ...]:
+        return () if self.has_row_per_lane() else FRAGMENT_LANES[1]
+
+    def warp(self) -> Any:
+        return self.group.tidx // 32
 
     def first_row(self) -> Any:
         if self.has_row_per_lane():

@@ -18,7 +18,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue, no_matrices
 from jax_bwgemm.kernels.boxes import Boxes
-from jax_bwgemm.kernels.epilogue import Matrices, Run, fragment_row_runs, fragment_runs
+from jax_bwgemm.kernels.epilogue import FRAGMENT_LANES, Matrices, Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.mirror import images_of, mirror_outlet
 from jax_bwgemm.kernels.outlets import Outlet, StoreGroup, TmaOutlet, of_outlet, round_box
@@ -51,6 +51,15 @@ class WgmmaValues:
 
     def first_col(self) -> Any:
         return self.group.tidx % 4 * 2
+
+    def row_lanes(self) -> tuple[int, ...]:
+        return FRAGMENT_LANES[0]
+
+    def col_lanes(self) -> tuple[int, ...]:
+        return FRAGMENT_LANES[1]
+
+    def warp(self) -> Any:
+        return self.group.tidx // 32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,7 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
     moves = moves_of(tile, problem.epilogue.moves)
-    out_bytes = DTYPE_BYTES[problem.out_dtype] * sum(moves)  # matrices come as results go
+    out_bytes = DTYPE_BYTES[problem.out_dtype] * (moves.matrices + moves.results)  # matrices come as results go
     latency = load_latency(tile, in_bytes, arch) * clock / arch.clock_ghz
     start = c.start_cycles + latency + (c.meeting_cycles if tile.cluster_ctas > 1 else 0)
     start += c.stream_start_cycles if tile.stream_k else 0

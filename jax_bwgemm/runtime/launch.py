@@ -27,7 +27,8 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One launch. Results after the first are there for the kernel, as a workspace is: nobody reads them."""
+    """One launch. Behind the product's results come parts of its reductions, and what is there for the kernel alone, as
+    a workspace is."""
 
     attributes: dict[str, Attribute]
     operands: tuple[Array, ...]
@@ -82,4 +83,5 @@ def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
     if buffer.role in ("a", "b", UP.role) and not buffer.is_result:
         return padded_shape(p, "a" if buffer.role == "a" else "b")
     sizes = {"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes}
-    return tuple(sizes[dim] for dim in buffer.dims)
+    parts = (dim.partition("/") for dim in buffer.dims)
+    return tuple(-(-sizes[name] // int(count or 1)) for name, _, count in parts)

@@ -57,6 +57,8 @@ UNITS_BACK = tuple(pullback(name, is_gated=True) for name in ("silu", "gelu"))
 KEPT = tuple(kept(name, has_bias=has_bias) for name in ("silu", "gelu") for has_bias in (False, True))
 KEPT_BUT_GELU = tuple(epilogue for epilogue in KEPT if epilogue != kept("gelu"))
 BACK = tuple(pullback(name) for name in ("silu", "gelu", "relu"))
+OF_BIASES = tuple(pullback(name, has_bias=True) for name in ("silu", "gelu", "relu"))  # whose cotangents are sums
+UNITS_OF_BIASES = tuple(pullback(name, True, True) for name in ("silu", "gelu"))
 SYRK = Epilogue(), SCALE, axpby(2.0, 2.0, True)  # a symmetric product's, of any scales
 SYRK_MAJORS = ("kk", "mn")  # a @ a^T and a^T @ a
 DENSE = (BIAS, BIAS_RELU, BIAS_GELU, BIAS_SILU)  # a dense layer's
@@ -76,11 +78,10 @@ class Row:
     def variants(self, target: str) -> Iterator[Variant]:
         for tile, dtypes, majors, epilogue in itertools.product(self.tiles, self.dtypes, self.majors, self.epilogues):
             own = dataclasses.replace(tile, k_tile=k_tile(dtypes[0]))
-            a_major, b_major = majors[0], majors[1]
-            found = epilogue if self.c_major == "n" else epilogue.transposed
+            of = epilogue if self.c_major == "n" else epilogue.transposed
             yield Variant(
-                target, *dtypes, a_major, b_major, own, found.out, self.c_major, self.store, found.seconds
-            )  # fmt: skip
+                target, *dtypes, majors[0], majors[1], own, of.out, self.c_major, self.store, of.seconds, of.reductions
+            )
 
 
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
@@ -189,10 +190,11 @@ ROWS = {
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, SMALL), BF16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
+        Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, SMALL), BF16_ONLY, FORWARD, (*OF_BIASES, *UNITS_OF_BIASES)),
         Row((HOPPER_LARGE_STREAM,), BF16_ONLY, FORWARD, KEPT_BUT_GELU),  # whose registers it lacks
         Row((HOPPER_PINGPONG, SMALL), BF16_ONLY, FORWARD, KEPT),
         Row(HOPPER_GATED[:1], F16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
-        Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
+        Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (*BACK, *UNITS_BACK, *OF_BIASES, *UNITS_OF_BIASES)),
         Row((SMALL,), F16_ONLY, FORWARD, KEPT),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
         Row(HOPPER_ODD, BF16_ONLY, store="threads"),
@@ -230,7 +232,7 @@ ROWS = {
         Row(BLACKWELL_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
         Row(BLACKWELL_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
         Row(BLACKWELL_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
-        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK)),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*KEPT, *BACK, *UNITS_BACK, *OF_BIASES, *UNITS_OF_BIASES)),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, (*RESIDUAL, *GATED_RESIDUAL)),
         Row((PAIR, SMALL), BF16_ONLY, store="threads"),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), store="threads"),
