@@ -37,6 +37,11 @@ class Buffer:
     def __str__(self) -> str:
         return f"{self.role}:{self.dtype}[{','.join(self.dims)}]%{self.align_bytes}"
 
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of the `sizes` of its dimensions by their names; neither shared nor padded."""
+        parts = (re.fullmatch(r"(\w+)[?+]*(?:/(\d+))?", dim) for dim in self.dims)
+        return tuple(-(-sizes[part[1]] // int(part[2] or 1)) for part in parts if part)
+
     @classmethod
     def from_str(cls, text: str, is_result: bool = False) -> Buffer:
         role, dtype, dims, align_bytes = _parts(r"(\w+):(\w+)\[([\w?+/,]+)\]%(\d+)", text)

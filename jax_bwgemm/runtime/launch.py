@@ -82,6 +82,4 @@ def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
     p = plan.problem
     if buffer.role in ("a", "b", UP.role) and not buffer.is_result:
         return padded_shape(p, "a" if buffer.role == "a" else "b")
-    sizes = {"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes}
-    parts = (dim.partition("/") for dim in buffer.dims)
-    return tuple(-(-sizes[name] // int(count or 1)) for name, _, count in parts)
+    return buffer.shape({"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes})

@@ -12,7 +12,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts.problem import COARSE_DTYPES
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES
-from tests.emu.matmul import Facts, poisoned, run_matmul
+from tests.emu.matmul import Facts, poisoned, poisoned_parts, run_matmul
 
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-18}
 
@@ -35,7 +35,7 @@ def check_expression(
     sizes = {"n": (n,), "m": (m,), "mn": stored}
     others = {x.role: random(*sizes[x.place]) for x in epilogue.operands}
     others |= {role: poisoned(stored, variant.out_dtype) for role, _ in epilogue.seconds}
-    others |= {"up": up} if variant.tile.gated else {}
+    others |= poisoned_parts(variant, batch, m, n) | ({"up": up} if variant.tile.gated else {})
     first, _ = run_matmul(
         module, facts, a, b, 1.0, None, None, max_clusters, 2, 0, schedule, stream, others=others, scalars=scalars,
         **options,
@@ -51,10 +51,16 @@ def check_expression(
         if x.place == "m":
             array = array[:, None]
         values[x.role] = array.swapaxes(1, 2) if x.place == "mn" and variant.c_major == "m" else array
+    coarse = 2.0**-9 if variant.out_dtype in COARSE_DTYPES else 2.0**-14
+    terms = 1 + sum(np.abs(x).max() for x in values.values() if np.ndim(x))
     for role, node in epilogue.results:
         got = first if role == "out" else others[role] if variant.c_major == "n" else others[role].swapaxes(1, 2)
         want = np.broadcast_to(evaluate(node, values), got.shape)
-        coarse = 2.0**-9 if variant.out_dtype in COARSE_DTYPES else 2.0**-14
-        terms = 1 + sum(np.abs(x).max() for x in values.values() if np.ndim(x))
         wrong = np.abs(got.astype(np.float64) - want) > EPS[variant.out_dtype] * np.abs(want) + coarse * terms
         assert not wrong.any(), (role, np.argwhere(wrong)[:4], got[wrong][:4], want[wrong][:4])
+    for own in epilogue.reductions:
+        over, reduced = (1 if own.place == "n" else 2), np.sum if own.reducer == "sum" else np.max
+        reach = coarse * terms * (first.shape[over] if own.reducer == "sum" else 1)
+        want = reduced(np.broadcast_to(evaluate(own.node, values), first.shape), over)
+        error = np.abs(reduced(others[own.role].astype(np.float64), 1) - want)
+        assert error.max() <= reach, (own.role, error.max(), reach)  # NaN, too: where no warp has stored

@@ -15,7 +15,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
 from jax_bwgemm.facts.problem import DTYPE_SHORT
 from jax_bwgemm.facts.tile import Tile, workspace_bytes
-from jax_bwgemm.facts.variant import Variant, places
+from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
@@ -60,6 +60,12 @@ def poisoned_workspace(tile: Tile, clusters: int) -> np.ndarray:
 def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """NaN, or for integers a pattern that no sum is expected to have."""
     return np.full(shape, -(2**30) - 1, dtype) if dtype == "int32" else np.full(shape, np.nan, np.float32).astype(dtype)
+
+
+def poisoned_parts(variant: Variant, batch: int, m: int, n: int) -> dict[str, np.ndarray]:
+    """Of the reductions, by role."""
+    roles, sizes = {x.role for x in variant.reductions}, {"l": batch, "m": m, "n": n}
+    return {x.role: poisoned(x.shape(sizes), x.dtype) for x in buffers(variant) if x.role in roles}
 
 
 def run_matmul(

@@ -12,7 +12,7 @@ from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.facts.epilogue import ACC, BIAS, RESIDUAL, UP, Apply, Input, Node, Reduction
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, why_not_variant
-from tests.emu.matmul import poisoned, run_matmul
+from tests.emu.matmul import poisoned_parts, run_matmul
 
 pytestmark = pytest.mark.long
 
@@ -84,11 +84,7 @@ def run(v: Variant, shape: tuple[int, int, int], schedule: Schedule) -> dict[str
     if v.c_major == "m" and "residual" in stored:
         stored["residual"] = stored["residual"].swapaxes(1, 2)
     arrays = {role: np.ascontiguousarray(x).astype(v.out_dtype) for role, x in stored.items()}
-    sizes = {"l": 2, "m": m, "n": n}
-    for buffer in buffers(v):
-        if buffer.role in {x.role for x in v.reductions}:
-            parts = (dim.partition("/") for dim in buffer.dims)
-            arrays[buffer.role] = poisoned(tuple(-(-sizes[x] // int(y or 1)) for x, _, y in parts), "float32")
+    arrays |= poisoned_parts(v, 2, m, n)
     given = (a, b if v.b_major == "n" else np.ascontiguousarray(b.swapaxes(1, 2)))
     stream = (2, 2) if v.tile.stream_k else (0, 1)
     out, _ = run_matmul(

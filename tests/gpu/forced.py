@@ -28,7 +28,7 @@ def forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Calla
 
 
 def all_forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> Callable[..., list[jax.Array]]:
-    """As `forced`, with every result; of a gated product, `up` comes behind b."""
+    """As `forced`, with every result, then every reduction; of a gated product, `up` comes behind b."""
     ffi.register(artifacts.launch_dirs())
     tile = entry.variant.tile
     group, along_n = raster(tile, problem, arch)
@@ -43,7 +43,10 @@ def all_forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> C
 
     def products(*operands: jax.Array) -> list[jax.Array]:
         found: list[jax.Array] = call(*map(_padded, operands[:count]), *operands[count:], **attrs)
-        return found[: len(problem.results)]
+        matrices, rest = found[: len(problem.results)], found[len(problem.results) :]
+        reducers = {"sum": jnp.sum, "max": jnp.max}
+        parts = zip(problem.epilogue.reductions, rest, strict=False)  # a workspace may be last
+        return [*matrices, *(reducers[x.reducer](part, 1) for x, part in parts)]
 
     return products
 
