@@ -25,20 +25,25 @@ from jax_bwgemm.facts.epilogue import (
     ALPHA,
     BIAS,
     OPS,
+    REDUCED,
     RESIDUAL,
     Apply,
     Epilogue,
     Input,
+    Moves,
     Op,
+    Reduction,
     chain,
+    in_place,
     label,
     parse,
     split,
     steps,
+    unfused,
 )  # fmt: skip
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.facts.variant import Variant, buffers
 from jax_bwgemm.ops import reference
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.planner.cycles import gate_cycles
@@ -250,6 +255,25 @@ def test_only_an_operation(softsign: Apply) -> None:
     assert gate_cycles(tile, problem, ARCHS["h200"]) == 128 * 128 / 16
     variant = Variant("sm_90a", *["bfloat16"] * 3, "k", "n", tile, softsign)
     assert Variant.from_json(variant.to_json()) == variant and variant.name.endswith("_bias_softsign")
+
+
+def test_reductions_are_part_of_an_epilogue() -> None:
+    """Of its inputs, its name, its cost, its transpose and its kernel; a chain in place it is no more."""
+    relu, residual = Apply("relu", (ACC,)), Apply("square", (RESIDUAL,))
+    sums = Reduction("total", "sum", "n", relu), Reduction("largest", "max", "m", residual)
+    found = Epilogue(relu, reductions=sums)
+    assert found.operands == (RESIDUAL,) and found.num_matrices == 1 and found.moves == Moves(1, 1, 2)
+    label_of = found.kind.removeprefix("relu_sumn_relu_maxm_expr")
+    assert len(label_of) == 12 and found.kind != dataclasses.replace(found, reductions=sums[:1]).kind
+    assert list(found.ops()) == [OPS["relu"], REDUCED, OPS["square"], REDUCED]
+    assert [x.place for x in found.transposed.reductions] == ["m", "n"] and found.transposed.transposed == found
+    assert in_place(found) is None and split(found) == (Epilogue(), found) and unfused(found) == (Epilogue(), found)
+    variant = Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile(128, 128), relu, reductions=sums)
+    assert Variant.from_json(variant.to_json()) == variant and variant.steps == found
+    assert [str(x) for x in buffers(variant)[-2:]] == ["total:float32[l,m/16,n]%16", "largest:float32[l,n/32,m]%16"]
+    for damaged in ([["total", "sum", "n"]], [["total", "sum", "n", 1]], "total", [["total", "mean", "n", "acc"]]):
+        with pytest.raises(ValueError):
+            Variant.from_json(variant.to_json() | {"reductions": damaged})
 
 
 def test_only_an_operation_in_a_kernel(softsign: Apply, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,7 @@ def test_tmem_columns() -> None:
 def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int) -> None:
     assert tiles.store_groups(tile, target) == groups
     assert tiles.store_rows(tile, target) == rows
+    assert tiles.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100a", 128) else 16)
     assert tiles.store_cols(tile, "bfloat16", target) == cols
     assert tiles.store_box(tile, "bfloat16", "n", target) == (cols, rows)
     assert tiles.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows

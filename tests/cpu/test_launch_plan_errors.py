@@ -116,6 +116,7 @@ ERRORS: list[tuple[Change, str]] = [
     (_rule("a", "bfloat16", "float12"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:float12[l?,m"),
     (_rule("a", "k+", "k+,k"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[l?,m,k+,k]"),
     (_rule("a", "m", "q"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[l?,q,k+]"),
+    (_rule("a", "m", "m/0"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[l?,m/0,k+]"),
     (_rule("a", "l?", "bytes"), "`buffers` requires texts such as a:bfloat16[l?,m,k+]%16, got a:bfloat16[bytes,m,k+]"),
     (_rule("a", "%16", "%24"), "the alignment of `a` requires a power of two up to 256, got 24: rebuild"),
     (_rule("a", "%16", "%8"), "the tensor map of `a` requires three dimensions of 2-byte elements and an alignment of"),

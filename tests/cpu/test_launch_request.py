@@ -12,7 +12,7 @@ from fake_artifacts import fake_entry
 from fake_machine import INVALID_ARGUMENT, OK, OUT, Machine, read_map
 
 from jax_bwgemm.facts.arch import ARCHS
-from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.epilogue import ACC, Apply, Epilogue, Reduction, chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.recipe import Buffer, Recipe, TensorMap, leaf_bytes
 from jax_bwgemm.facts.tile import Tile
@@ -79,6 +79,21 @@ def test_a_result_is_never_padded() -> None:
     made = request(dataclasses.replace(PLAN, problem=gated), fake_entry(variant_for(gated, tile, "sm_90a")))
     assert [x.shape for x in made.operands] == [(1, 200, 64), (1, 60, 120), (1, 60, 120)]
     assert made.attributes["mma_n"] == 2 * made.attributes["out_n"]
+
+
+def test_parts_of_reductions() -> None:
+    """One for every 16 rows and for every 32 columns, and for what is left; the launcher knows their sizes, too."""
+    relu = Apply("relu", (ACC,))
+    reductions = Reduction("total", "sum", "n", relu), Reduction("most", "max", "m", relu)
+    problem = Problem(1000, 520, 64, 3, b_batch=3, epilogue=Epilogue(relu, reductions=reductions))
+    made = request(dataclasses.replace(PLAN, problem=problem), fake_entry(variant_for(problem, TILE, "sm_90a")))
+    parts = Array("float32", (3, 63, 520)), Array("float32", (3, 17, 1000))
+    assert made.results[1:3] == parts and made.results[3].dtype == "uint8"
+    operands, results = buffers_of(made)
+    assert ffi.launch_plan(made.attributes, operands, results, 66).num_buffers == 6
+    wrong = [results[0], ffi.Buffer.of("float32", (3, 62, 520)), *results[2:]]
+    with pytest.raises(ValueError, match="m of `total` and of the result requires 63, got 62"):
+        ffi.launch_plan(made.attributes, operands, wrong, 66)
 
 
 def test_the_launcher_takes_the_request() -> None:
