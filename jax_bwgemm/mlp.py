@@ -178,14 +178,17 @@ class _Block:
         last = contraction_of(h.shape, w_out.shape, Epilogue())[0]
         first = contraction_of(x.shape, ws[0].shape, Epilogue())[0]
         params = self._params(x.dtype)
-        of_h = params | {"contraction": _reading(last.gradient_of_a, len(read)), "epilogue": self.pullback}
-        cts = fused_product(ct, w_out, read, **of_h | {"out_sharding": explicit_sharding(jax.typeof(h))})
+        back = pullback(self.activation, self.is_gated, self.has_bias)
+        contraction = _reading(last.gradient_of_a, len(read))
+        contraction = dataclasses.replace(contraction, reduced=(contraction.out[-1],) * len(back.reductions))
+        of_h = params | {"contraction": contraction, "epilogue": back}
+        found = fused_product(ct, w_out, read, **of_h | {"out_sharding": explicit_sharding(jax.typeof(h))})
+        cts, biases = found[: len(ws)], [x.astype(h.dtype) for x in found[len(ws) :]]
         w_out_ct = _gradient(h, ct, w_out, last.gradient_of_b, params)
         w_cts = [_gradient(x, own, w, first.gradient_of_b, params) for own, w in zip(cts, ws, strict=True)]
         x_ct = _gradient(cts[0], ws[0], x, first.gradient_of_a, params)
         for own, w in zip(cts[1:], ws[1:], strict=True):
             x_ct = _gradient(own, w, x, first.gradient_of_a, params, x_ct)
-        biases = map(_summed, cts) if self.has_bias else ()
         return [x_ct, *w_cts, *biases, w_out_ct, *(_summed(ct) if y.place == "n" else ct for y in self.after.operands)]
 
     def _split(self, operands: Sequence[Any]) -> tuple[Any, ...]:

@@ -66,6 +66,11 @@ class Contraction:
         return "".join(mode for mode in self.out if mode not in self.a)
 
     @property
+    def reduced_axes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each reduction, the result's dimensions that it goes over."""
+        return tuple(tuple(i for i, mode in enumerate(self.out) if mode not in own) for own in self.reduced)
+
+    @property
     def product(self) -> Contraction:
         """Of a and one b, whatever they are, without an epilogue's operands."""
         return Contraction(self.a, self.b, self.out)

@@ -35,20 +35,22 @@ def _fused_matmul_batch_rule(args: Any, dims: Dims, **params: Any) -> Any:
     args, dims = _alike(args, dims, count)
     wider, dim = _widened_params(args, dims, params)
     outs = fused_product(args[0], args[1], args[2:], **wider)
-    return outs, (dim,) * len(outs)
+    found: Contraction = wider["contraction"]
+    reduced = [modes.index(found.out[dim]) for modes in found.reduced]
+    return outs, (*[dim] * (len(outs) - len(reduced)), *reduced)
 
 
 def _mapped_epilogue(
     args: Any, dims: Dims, *, contraction: Contraction, epilogue: Epilogue, out_dtype: Any, **params: Any
 ) -> tuple[jax.Array, ...]:
     """Of one product, in float32; of a gated one, two."""
-    alone = dataclasses.replace(contraction, extras=(), num_bs=1)
+    alone = dataclasses.replace(contraction, extras=(), num_bs=1, reduced=())
     params |= {"contraction": alone, "epilogue": Epilogue(), "out_dtype": jnp.dtype("float32")}
     count = len(contraction.factors)
     sums = tuple(fused_product(args[0], b, (), **params)[0] for b in args[1:count])
 
     def finished(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return finish(sums, epilogue, aligned(operands, contraction), out_dtype)
+        return finish(sums, epilogue, aligned(operands, contraction), out_dtype, contraction.reduced_axes)
 
     return jax.vmap(finished, dims[count:])(*args[count:])
 
@@ -88,7 +90,8 @@ def widened(contraction: Contraction, dims: Dims) -> tuple[Contraction, int]:
     at = _place(contraction, a, b, mode)
     out = contraction.out[:at] + mode + contraction.out[at:]
     extras = tuple(others[contraction.num_bs - 1 :])
-    return dataclasses.replace(contraction, a=a, b=b, out=out, extras=extras), at
+    reduced = tuple("".join(own for own in out if own in modes + mode) for modes in contraction.reduced)
+    return dataclasses.replace(contraction, a=a, b=b, out=out, extras=extras, reduced=reduced), at
 
 
 def _place(contraction: Contraction, a: str, b: str, mode: str) -> int:

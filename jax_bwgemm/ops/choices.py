@@ -115,6 +115,8 @@ def asked_of(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, A
     if settings.is_batch_invariant and (view.flips or view.n == 1):
         # a's rows are, or would be but for being one, the kernel's columns, whose number says which epilogues it has.
         view = dataclasses.replace(view, fuses=view.fuses and params["epilogue"].is_identity)
+    if problem.epilogue.reductions and not problem.is_static:  # whose parts have sizes that only a run knows
+        view = dataclasses.replace(view, fuses=False)
     posed = problem if view.fuses else (alone(problem) or problem)
     known, symbols = (posed, None) if settings.is_emulated else stand_in(posed)
     asked = Asked(

@@ -19,10 +19,23 @@ from jax.interpreters import ad
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.derivative import ONE, derivative
-from jax_bwgemm.facts.epilogue import ACC, UP, Apply, Const, Epilogue, Input, Node, chain, inputs, split, steps
+from jax_bwgemm.facts.epilogue import (
+    ACC,
+    UP,
+    Apply,
+    Const,
+    Epilogue,
+    Input,
+    Node,
+    Reduction,
+    chain,
+    inputs,
+    split,
+    steps,
+)
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, product
-from jax_bwgemm.ops.reference import aligned, finish, round_to
+from jax_bwgemm.ops.reference import aligned, evaluate, finish, round_to
 from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding
 from jax_bwgemm.ops.slopes import apply_slopes
 
@@ -56,7 +69,8 @@ class Fused:
         own = [known[x] for x in epilogue.operands]
         num_bs = 2 if epilogue.is_gated else 1
         extras = tuple(modes for _, modes in own)
-        contraction = dataclasses.replace(self.contraction, extras=extras, num_bs=num_bs)
+        reduced = self.contraction.reduced if epilogue.reductions else ()
+        contraction = dataclasses.replace(self.contraction, extras=extras, num_bs=num_bs, reduced=reduced)
         params = self.params | {"contraction": contraction, "out_dtype": dtype}
         a, b, *ups = self.factors
         others = [*ups[: num_bs - 1], *(value.astype(dtype) for value, _ in own)]
@@ -87,7 +101,7 @@ def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **para
     terms += [dots[x] for x in inner.operands if x in dots]
     others = {x: dots[x] for x in outer.operands if x in dots}
     added = _addends(outer)
-    is_affine = not outer.seconds and len(added) == len(steps(outer.out) or (outer,))
+    is_affine = outer.moves[1:] == (1, 0) and len(added) == len(steps(outer.out) or (outer,))
     if outer.is_identity or is_affine or not (terms or set(others) - set(added)):
         outs = fused_product(primals[0], primals[1], primals[2:], epilogue=epilogue, **params)
         return list(outs), [_sum([*terms, *others.values()], outs[0])] * len(outs)
@@ -130,14 +144,14 @@ def _scale(inner: Epilogue) -> Epilogue:
 
 def _addends(outer: Epilogue) -> tuple[Input, ...]:
     """Matrices that are added at the end: their tangents are the result's."""
-    last = [step for step in reversed(steps(outer.out) or ()) if not outer.seconds]
+    last = [step for step in reversed(steps(outer.out) or ()) if outer.moves[1:] == (1, 0)]
     adding = itertools.takewhile(lambda step: step.op == "add", last)
     return tuple(x for step in adding for x in step.args[1:] if isinstance(x, Input))
 
 
 def _is_relu(outer: Epilogue) -> bool:
     ops = [step.op for step in steps(outer.out) or ()]
-    return ops[:1] == ["relu"] and len(ops) == 1 + len(_addends(outer)) and not outer.seconds
+    return ops[:1] == ["relu"] and len(ops) == 1 + len(_addends(outer)) and outer.moves[1:] == (1, 0)
 
 
 def _relu(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
@@ -157,16 +171,26 @@ def _relu(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: 
 
 def _of_function(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, others: Any) -> tuple[Any, Any]:
     """`others`: the tangents of what the function reads beside the affine part, whose own is `tangent`."""
-    epilogue, out_dtype = fused.epilogue, fused.params["out_dtype"]
+    out_dtype = fused.params["out_dtype"]
     if str(out_dtype) in FP8_DTYPES:  # too narrow for what goes in
         (wide,) = fused.results(inner, jnp.dtype("bfloat16"))
         rest = [fused.spread(x).astype(jnp.float32) for x in outer.operands]
-        outs: Sequence[jax.Array] = finish((wide.astype(jnp.float32),), outer, rest, out_dtype)
+        axes = fused.contraction.reduced_axes
+        outs: Sequence[jax.Array] = finish((wide.astype(jnp.float32),), outer, rest, out_dtype, axes)
     else:
-        kept = dataclasses.replace(epilogue, seconds=(*epilogue.seconds, (BEFORE, inner.out)))
-        *outs, wide = fused.results(kept, out_dtype)
+        outs, (wide,) = _beside(fused, ((BEFORE, inner.out),), out_dtype)
     parts = ([] if tangent is None else [(ACC, tangent)]) + list(others.items())
     return list(outs), _tangents(fused, outer, {ACC: wide}, parts, outs)
+
+
+def _beside(
+    fused: Fused, more: tuple[tuple[str, Node], ...], dtype: Any
+) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
+    """Its results, and `more` matrices from the same kernel."""
+    epilogue = fused.epilogue
+    kept = dataclasses.replace(epilogue, seconds=(*epilogue.seconds, *more))
+    outs, num = fused.results(kept, dtype), len(epilogue.results)
+    return [*outs[:num], *outs[num + len(more) :]], outs[num : num + len(more)]
 
 
 def _gated(fused: Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
@@ -176,10 +200,10 @@ def _gated(fused: Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:
     for i, x in enumerate((ACC, UP)):
         terms = product_terms(fused, (tangents[0], tangents[1 + i]), Epilogue(), 1 + i)
         parts += [(x, functools.reduce(jnp.add, terms))] if terms else []
-    kept = dataclasses.replace(epilogue, seconds=(*epilogue.seconds, *((role, x) for x, role in KEPT.items())))
     wide_dtype = jnp.dtype("bfloat16") if str(out_dtype) in FP8_DTYPES else out_dtype
-    *outs, gate, up = fused.results(kept, wide_dtype)
-    outs = [round_to(out, out_dtype) for out in outs]
+    outs, (gate, up) = _beside(fused, tuple((role, x) for x, role in KEPT.items()), wide_dtype)
+    num = len(epilogue.results)
+    outs = [*(round_to(out, out_dtype) for out in outs[:num]), *outs[num:]]
     return outs, _tangents(fused, epilogue, {ACC: gate, UP: up}, [*parts, *dots.items()], outs)
 
 
@@ -205,18 +229,36 @@ def _tangents(
     fused: Fused, outer: Epilogue, sums: dict[Input, jax.Array], parts: Sequence[tuple[Input, Any]], outs: Any
 ) -> list[Any]:
     """Of every result of `outer`, whose `sums` are known, from the tangents of what it reads."""
-    read = [*sums, *outer.operands]
-    matrix = [[_with_scalars(derivative(node, x), outer) for x, _ in parts] for _, node in outer.results]
     if not parts:
         return [_sum([], out) for out in outs]
-    if all(slope == ONE for row in matrix for slope in row):
-        return [functools.reduce(jnp.add, [dot for _, dot in parts])] * len(outs)
+    read = [*sums, *outer.operands]
+    nodes = [*(node for _, node in outer.results), *(x.node for x in outer.reductions)]
+    matrix = [[_with_scalars(derivative(node, x), outer) for x, _ in parts] for node in nodes]
     saved = [x for x in read if any(x in inputs(slope) for row in matrix for slope in row)]
     values = [sums[x] if x in sums else fused.spread(x) for x in saved]
-    found = apply_slopes(
-        tuple(map(tuple, matrix)), [dot for _, dot in parts], values, saved, [out.dtype for out in outs]
-    )
-    return list(found)
+    found: Sequence[jax.Array]
+    if all(slope == ONE for row in matrix for slope in row):
+        found = [functools.reduce(jnp.add, [dot for _, dot in parts])] * len(outs)
+    else:
+        dtypes = [out.dtype for out in outs]  # of what is reduced float32
+        found = apply_slopes(tuple(map(tuple, matrix)), [dot for _, dot in parts], values, saved, dtypes)
+    num = len(outer.results)
+    reduced = zip(outer.reductions, found[num:], fused.contraction.reduced_axes, strict=True)
+    return [*found[:num], *(_of_reduction(fused, sums, *own) for own in reduced)]
+
+
+def _of_reduction(
+    fused: Fused, sums: dict[Input, jax.Array], own: Reduction, dot: jax.Array, axes: tuple[int, ...]
+) -> jax.Array:
+    """The tangent of a reduction, from that of what it reduces; of the largest, as JAX has it."""
+    dot = dot.astype(jnp.float32)
+    if own.reducer == "sum":
+        return jnp.sum(dot, axes)
+    node = _with_scalars(own.node, fused.epilogue)
+    known = {x.role: sums[x] if x in sums else fused.spread(x) for x in inputs(node)}
+    value = evaluate(node, {role: x.astype(jnp.float32) for role, x in known.items()})
+    tangent: jax.Array = jax.jvp(lambda x: jnp.max(x, axes), (jnp.broadcast_to(value, dot.shape),), (dot,))[1]
+    return tangent
 
 
 def _with_scalars(node: Node, epilogue: Epilogue) -> Node:

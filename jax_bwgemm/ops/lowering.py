@@ -36,7 +36,16 @@ from jax_bwgemm.ops.reference import aligned, finish, reference
 from jax_bwgemm.ops.repacking import Repacker
 from jax_bwgemm.ops.repeats import Emitted
 from jax_bwgemm.ops.shape_rules import viewed
-from jax_bwgemm.ops.taking import Sources, Taker, barrier, is_aligned, sources, type_of, whole_sources
+from jax_bwgemm.ops.taking import (
+    Sources,
+    Taker,
+    barrier,
+    is_aligned,
+    reshape_aval,
+    sources,
+    type_of,
+    whole_sources,
+)
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.attempts import expected
@@ -224,10 +233,21 @@ def _call(taker: Taker, operands: Sequence[Any], choice: Choice, settings: Confi
     values, avals = taker.take(attempt.route, operands[: len(taker.ctx.avals_in)], repacker.emit, takes_one)
     if plan.swapped:
         values[:2], avals[:2] = values[1::-1], avals[1::-1]
-    own = taker.ctx.replace(avals_in=avals, avals_out=list(map(taker.result_aval, avals_out)))
+    num = len(avals_out) - len(taker.epilogue.reductions)
+    parts = [] if num == len(avals_out) else _parts(taker, Decision(plan, attempt.entry), num)
+    own = taker.ctx.replace(avals_in=avals, avals_out=[*map(taker.result_aval, avals_out[:num]), *parts])
     with named(taker.ctx, choice.profiled_name):
         results = emit(own, values, Decision(plan, attempt.entry))
-    return [taker.give(result, aval) for result, aval in zip(results, avals_out, strict=True)]
+    found = [taker.give(result, aval) for result, aval in zip(results[:num], avals_out[:num], strict=True)]
+    reduced = enumerate(zip(results[num:], parts, avals_out[num:], strict=True))
+    return found + [taker.give_reduced(*given, i) for i, given in reduced]
+
+
+def _parts(taker: Taker, decision: Decision, num: int) -> list[Any]:
+    """Avals of the parts of reductions that a kernel returns behind its `num` matrices."""
+    assert decision.plan is not None and decision.entry is not None  # the caller has a kernel
+    shapes = request(decision.plan, decision.entry).results[num : num + len(taker.epilogue.reductions)]
+    return [reshape_aval(taker.ctx.avals_out[num], x.shape) for x in shapes]
 
 
 def _of_product(ctx: Any, inner: Epilogue, outer: Epilogue) -> Any:
@@ -239,7 +259,8 @@ def _of_product(ctx: Any, inner: Epilogue, outer: Epilogue) -> Any:
 
 def _without(params: dict[str, Any], inner: Epilogue) -> dict[str, Any]:
     extras = params["contraction"].extras[: len(inner.operands)]
-    return {"contraction": dataclasses.replace(params["contraction"], extras=extras), "epilogue": inner}
+    contraction = dataclasses.replace(params["contraction"], extras=extras, reduced=())
+    return {"contraction": contraction, "epilogue": inner}
 
 
 def _finish(
@@ -251,7 +272,8 @@ def _finish(
     def finished(acc: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
         values = dict(zip(known, aligned(rest, params["contraction"]), strict=True))
         own = [values[x] for x in outer.operands]
-        return finish((acc.astype(jnp.float32),), outer, own, params["out_dtype"])
+        axes = params["contraction"].reduced_axes
+        return finish((acc.astype(jnp.float32),), outer, own, params["out_dtype"], axes)
 
     own = ctx.replace(avals_in=[*acc_avals, *ctx.avals_in[2:]])
     return mlir.lower_fun(finished, multiple_results=True)(own, *acc, *rest)
@@ -264,7 +286,8 @@ def _composed(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         count = len(params["contraction"].factors)
         own = params | {"contraction": params["contraction"].product, "epilogue": Epilogue(), "tile": None}
         sums = [product(operands[0], b, **own).astype(jnp.float32) for b in operands[1:count]]
-        return finish(sums, params["epilogue"], aligned(operands[count:], params["contraction"]), params["out_dtype"])
+        extras, axes = aligned(operands[count:], params["contraction"]), params["contraction"].reduced_axes
+        return finish(sums, params["epilogue"], extras, params["out_dtype"], axes)
 
     return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
 

@@ -87,7 +87,8 @@ def sharding_rule(params: dict[str, Any]) -> str:
     """Shardy's, einsum-like: the modes with spaces between."""
     contraction: Contraction = params["contraction"]
     operands = ", ".join(map(" ".join, contraction.operands))
-    return f"{operands} -> {', '.join([' '.join(contraction.out)] * len(params['epilogue'].results))}"
+    results = [contraction.out] * len(params["epilogue"].results) + list(contraction.reduced)
+    return f"{operands} -> {', '.join(map(' '.join, results))}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ class _Partition:
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                return _local(operands, found, self.params)
+                return _whole_reductions(_local(operands, found, self.params), found, self.params)
 
         def sharding(modes: str, placement: Placement) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(placement[mode] or None for mode in modes)))
@@ -206,7 +207,8 @@ class _Partition:
         out = sharding(contraction.out, found.result)
         factors = [sharding(modes, found.operands) for modes in contraction.factors]
         extras = [sharding(modes, found.result) for modes in contraction.extras]
-        return mesh, local, (out,) * len(results), (*factors, *extras)
+        reduced = [sharding(modes, found.result) for modes in contraction.reduced]
+        return mesh, local, (*[out] * (len(results) - len(reduced)), *reduced), (*factors, *extras)
 
 
 def _placement(modes: str, x: Any) -> Placement:
@@ -227,14 +229,30 @@ def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, 
     bs, extras = (b, *others[: contraction.num_bs - 1]), others[contraction.num_bs - 1 :]
     epilogue, out_dtype, is_scaled = params["epilogue"], params["out_dtype"], is_linear(params["epilogue"])
     own = params | {
-        "contraction": dataclasses.replace(contraction, extras=(), num_bs=1),
+        "contraction": dataclasses.replace(contraction, extras=(), num_bs=1, reduced=()),
         "out_dtype": sum_dtype(out_dtype, params["settings"].partial_sums),
     }
     partials = [fused_product(a, b, (), **own | {"epilogue": epilogue if is_scaled else Epilogue()})[0] for b in bs]
     sums = [_added(partial, division, contraction) for partial in partials]
     if is_scaled:
         return finish(sums, Epilogue(), (), out_dtype) if sums[0].dtype != out_dtype else tuple(sums)
-    return finish([acc.astype(jnp.float32) for acc in sums], epilogue, aligned(extras, contraction), out_dtype)
+    wide = [acc.astype(jnp.float32) for acc in sums]
+    return finish(wide, epilogue, aligned(extras, contraction), out_dtype, contraction.reduced_axes)
+
+
+def _whole_reductions(
+    results: Sequence[jax.Array], division: Division, params: dict[str, Any]
+) -> tuple[jax.Array, ...]:
+    """With those over what devices share, each of which has one over its part."""
+    contraction, reductions = params["contraction"], params["epilogue"].reductions
+    num = len(results) - len(reductions)
+    found = list(results[:num])
+    for x, own, modes in zip(results[num:], reductions, contraction.reduced, strict=True):
+        axes = tuple(axis for mode in contraction.out if mode not in modes for axis in division.result[mode])
+        if axes:
+            x = lax.psum(x, axes) if own.reducer == "sum" else lax.pmax(x, axes)
+        found.append(x)
+    return tuple(found)
 
 
 def _aligned(x: jax.Array) -> jax.Array:

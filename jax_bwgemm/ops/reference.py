@@ -46,6 +46,9 @@ OPS: dict[str, Callable[..., jax.Array]] = {
 }  # what the operations of an epilogue mean, and what JAX differentiates
 
 
+REDUCERS: dict[str, Callable[..., jax.Array]] = {"sum": jnp.sum, "max": jnp.max}
+
+
 def reference(
     a: jax.Array,
     b: jax.Array,
@@ -63,7 +66,8 @@ def reference(
     is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
     dtype = out_dtype if is_plain else acc_dtype
     sums = tuple(_dot(a, x, contraction, dtype, for_xla(precision), out_sharding) for x in (b, *others))
-    return sums if is_plain else finish(sums, epilogue, aligned(operands, contraction), out_dtype)
+    axes = contraction.reduced_axes
+    return sums if is_plain else finish(sums, epilogue, aligned(operands, contraction), out_dtype, axes)
 
 
 def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax.Array]:
@@ -78,16 +82,24 @@ def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax
 
 
 def finish(
-    sums: Sequence[jax.Array], epilogue: Epilogue, operands: Sequence[jax.Array], out_dtype: Any
+    sums: Sequence[jax.Array],
+    epilogue: Epilogue,
+    operands: Sequence[jax.Array],
+    out_dtype: Any,
+    axes: Sequence[tuple[int, ...]] = (),
 ) -> tuple[jax.Array, ...]:
-    """All results of `epilogue`, in the dtype of the `sums` (of each b) and rounded once. `operands` in its order; they
-    broadcast."""
+    """All results of `epilogue`, in the dtype of the `sums` (of each b) and rounded once, then its reductions, over
+    `axes`, in float32. `operands` in its order; they broadcast."""
     dtype = sums[0].dtype
     known: dict[str, Any] = {x.role: value for x, value in zip(epilogue.operands, operands, strict=True)}
     known = {role: value.astype(dtype) for role, value in known.items()}
     known |= {role: jnp.asarray(value, dtype) for role, value in epilogue.scalars}
     known |= {x.role: acc for x, acc in zip((ACC, UP), sums, strict=False)}
-    return tuple(round_to(evaluate(node, known), out_dtype) for _, node in epilogue.results)
+    results = tuple(round_to(evaluate(node, known), out_dtype) for _, node in epilogue.results)
+    shape = sums[0].shape
+    nodes = (jnp.broadcast_to(evaluate(x.node, known), shape).astype(jnp.float32) for x in epilogue.reductions)
+    reduced = zip(epilogue.reductions, nodes, axes, strict=True)
+    return *results, *(REDUCERS[x.reducer](node, own) for x, node, own in reduced)
 
 
 def evaluate(node: Node, known: Mapping[str, jax.Array]) -> jax.Array:

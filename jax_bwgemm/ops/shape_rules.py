@@ -115,8 +115,8 @@ def viewed(
     `sources`: the modes of a and b from before a transpose, if they are had from there.
     """
     dtypes = str(operands[0].dtype), str(operands[1].dtype), str(out_dtype)
-    places = tuple(x.place for x in epilogue.operands)
-    found = view(contraction, sizes_of(contraction, operands), sources, dtypes, places)
+    places, reduced = (tuple(x.place for x in own) for own in (epilogue.operands, epilogue.reductions))
+    found = view(contraction, sizes_of(contraction, operands), sources, dtypes, places, reduced)
     return found, found.problem(*dtypes, epilogue, promotes(precision), contraction.symmetric)
 
 
@@ -135,7 +135,15 @@ def _matmul_shape_rule(
     sharding = _result_sharding(avals[0], avals[1], contraction, out_sharding)
     shape = tuple(sizes[mode] for mode in contraction.out)
     out = avals[0].update(shape=shape, dtype=out_dtype, weak_type=False, sharding=sharding)
-    return [out for _ in epilogue.results]
+    return [*(out for _ in epilogue.results), *(_reduced(out, contraction, modes) for modes in contraction.reduced)]
+
+
+def _reduced(out: Any, contraction: Contraction, modes: str) -> Any:
+    """A vector of these of the result's modes, sharded as they are."""
+    kept = [contraction.out.index(mode) for mode in modes]
+    spec = whole_spec(out.sharding, len(contraction.out))
+    sharding = NamedSharding(out.sharding.mesh, PartitionSpec(*(spec[i] for i in kept)))
+    return out.update(shape=tuple(out.shape[i] for i in kept), dtype=jnp.dtype("float32"), sharding=sharding)
 
 
 def _result_sharding(a: Any, b: Any, contraction: Contraction, out_sharding: Any) -> NamedSharding:

@@ -23,6 +23,7 @@ from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
 from jax_bwgemm.ops.origins import before_transpose, is_fusible, slice_step_bytes
+from jax_bwgemm.ops.reference import REDUCERS
 from jax_bwgemm.ops.shape_rules import sizes_of
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.views import View
@@ -113,6 +114,22 @@ class Taker:
         own = reshape_aval(aval, tuple(sizes[mode] for mode in self.view.out))
         value = self._reshaped(value, own)
         return self._as(value, own, self.view.out, out, aval.shape)[0]
+
+    def give_reduced(self, value: Any, part: Any, aval: Any, i: int) -> Any:
+        """A kernel's parts (l, parts, m or n) of the `i`-th reduction, of the aval `part`, as that, of the aval given.
+        Over a mode that is none of its own it goes here, too."""
+        view, sizes, own = self.view, self._sizes, self.epilogue.reductions[i]
+        given = view.lead + (view.column_modes if own.place == "n" else view.row_modes)
+        modes = "".join(mode for mode in self.contraction.reduced[i] if mode in given)
+        over = tuple(j for j, mode in enumerate(given) if mode not in modes)
+        left = [mode for mode in given if mode in modes]
+
+        def reduced(x: jax.Array) -> jax.Array:
+            x = lax.reshape(REDUCERS[own.reducer](x, 1), [sizes[mode] for mode in given])
+            x = REDUCERS[own.reducer](x, over) if over else x
+            return lax.reshape(lax.transpose(x, [left.index(mode) for mode in modes]), aval.shape)
+
+        return _emit(self.ctx, reduced, value, part, aval)
 
     @property
     def _result_shape(self) -> tuple[int, int, int]:

@@ -41,7 +41,8 @@ class Way:
 class View:
     """`rows` and `columns`: the ways of the two operands, the first that is taken, the second under the other major if
     that can be had for nothing. `flips`: b has the rows. `out`: the modes of (l, m, n); `row_modes`, `column_modes`:
-    those of m and of n. `fuses`: all vectors that the epilogue reads are vectors of m or n, as it says."""
+    those of m and of n. `fuses`: all vectors that the epilogue reads are vectors of m or n, as it says, and its
+    reductions go over all of the other."""
 
     m: int
     n: int
@@ -59,6 +60,11 @@ class View:
     def moves(self) -> bool:
         """Whether an operand is rewritten because no view of it will do."""
         return self.rows[0].moves or self.columns[0].moves
+
+    @property
+    def lead(self) -> str:
+        """The modes of l."""
+        return self.out[: len(self.out) - len(self.row_modes) - len(self.column_modes)]
 
     @property
     def has_other(self) -> tuple[bool, bool]:
@@ -95,11 +101,13 @@ def view(
     sources: tuple[str | None, str | None] = (None, None),
     dtypes: tuple[str, str, str] = ("bfloat16",) * 3,
     places: tuple[str, ...] = (),
+    reduced: tuple[str, ...] = (),
 ) -> View:
     """The one that moves the fewest bytes.
 
     `sizes`: of each mode. `sources`: the modes of a and of b from before a transpose, in the order in which they lie
-    there. `places`: where the epilogue has its operands, "m", "n" or "mn", in the order of `contraction.extras`.
+    there. `places`: where the epilogue has its operands, "m", "n" or "mn", in the order of `contraction.extras`;
+    `reduced`: along which it has its reductions.
     """
     known = dict(sizes)
     guess = {mode: size if isinstance(size, int) else GUESS for mode, size in known.items()}
@@ -111,6 +119,7 @@ def view(
     a, b, out = kept(contraction.a), kept(contraction.b), kept(contraction.out)
     own = Contraction(a, b, out, tuple(map(kept, contraction.extras)), contraction.num_bs, contraction.symmetric)
     vectors = [(modes, place) for modes, place in zip(own.extras, places, strict=True) if place != "mn"]
+    kept_by = list(zip(contraction.reduced, reduced, strict=True))
     stored = [
         [modes, *(() if source is None else (kept(source),))] for modes, source in zip((a, b), sources, strict=True)
     ]
@@ -118,7 +127,7 @@ def view(
     best: tuple[tuple[int, ...], View] | None = None
     for split in _splits(own):
         for summed in _orders(own, stored):
-            found = _of_split(own, split, summed, stored, vectors, guess, known, widths)
+            found = _of_split(own, split, summed, stored, vectors, kept_by, guess, known, widths)
             if best is None or found[0] < best[0]:
                 best = found
     assert best is not None  # the canonical order is always one
@@ -152,6 +161,7 @@ def _of_split(
     summed: str,
     stored: Sequence[Sequence[str]],
     vectors: Sequence[tuple[str, str]],
+    reduced: Sequence[tuple[str, str]],
     guess: Sizes,
     known: Sizes,
     widths: Sequence[int],
@@ -162,6 +172,7 @@ def _of_split(
     columns, columns_bytes = _ways(stored[second], split.lead, split.columns, summed, guess, known, widths[second])
     out_elems = _size(own.out, guess)
     fuses = all(set(modes) <= set(split.columns if place == "n" else split.rows) for modes, place in vectors)
+    fuses &= not any(set(modes) & set(split.rows if place == "n" else split.columns) for modes, place in reduced)
     price = rows_bytes + columns_bytes + 2 * out_elems * widths[2] * split.is_moved + 8 * out_elems * (not fuses)
     found = View(
         _size(split.rows, known), _size(split.columns, known), _size(summed, known), _size(split.lead, known),

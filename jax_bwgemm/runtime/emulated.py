@@ -79,7 +79,7 @@ class Kernel:
         """
         results, counters = self.run_all(*operands)
         _record(Run(self.entry.name, counters))
-        return results[: len(self.problem.results)]
+        return results[: len(self.problem.results) + len(self.problem.epilogue.reductions)]
 
     def run(self, *operands: Any, **options: Any) -> tuple[np.ndarray, Counters]:
         """The first result and the counters. Options are `emulator.run`'s."""
