@@ -7,7 +7,7 @@ learnt, how fast, and how many of our products kernels computed, which need a Ho
 
     pip install 'jax_bwgemm[examples]'
     python examples/digits.py
-    python examples/digits.py --emulate sm_100a --steps 2
+    python examples/digits.py --emulate sm_100f --steps 2
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def arguments(args: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="of each training, 1 or more")
     parser.add_argument("--batch", type=int, help="images a step; default 128, emulated 16")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--emulate", choices=["sm_90a", "sm_100a", "sm_103a"], help="run a target's kernels on a CPU")
+    parser.add_argument("--emulate", choices=["sm_90a", "sm_100f"], help="run a target's kernels on a CPU")
     parser.add_argument("--output", type=Path, default=Path("digits.png"), help="the picture of the losses")
     found = parser.parse_args(args)
     if found.batch is None:
@@ -161,7 +161,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, Run]]:
     how, console = arguments(args), Console()
     width, num_layers = (32, 1) if how.emulate else (64, 2)
     if jax.default_backend() == "cpu" and not how.emulate:
-        console.print("No GPU here: XLA computes all products (--emulate sm_100a --steps 2: kernels do)")
+        console.print("No GPU here: XLA computes all products (--emulate sm_100f --steps 2: kernels do)")
     data = digits(how.seed)
     order = batches(len(data[0][0]), how.batch, how.steps, how.seed)
     models = {"MLP, linen": mlps(2 * width, how.seed), "transformer, nnx": transformers(width, num_layers, how.seed)}

@@ -36,11 +36,11 @@ def emulate_blackwell() -> None:
     """Both tiles cover 256 columns; a pair shares them, so that each of its CTAs loads half of B."""
     x, w = random_operands(*EMULATED)
     want = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
-    print(f"\nsm_100a kernels in the emulator, {'x'.join(map(str, EMULATED))}, every instruction checked:")
+    print(f"\nsm_100f kernels in the emulator, {'x'.join(map(str, EMULATED))}, every instruction checked:")
     print(f"  jnp.dot  {'':29} relative error {relative_error(jnp.dot(x, w), want):.2e}")
     b_bytes = {}
     for name, tile in TILES.items():
-        matmul = functools.partial(jax_bwgemm.matmul, tile=tile, emulate="sm_100a", on_fallback="error")
+        matmul = functools.partial(jax_bwgemm.matmul, tile=tile, emulate="sm_100f", on_fallback="error")
         start = time.perf_counter()
         with emulated.recorded() as runs:
             error = relative_error(jax.jit(matmul)(x, w), want)

@@ -13,10 +13,12 @@ constexpr int kMaxPortableClusterCtas = 8;  // CUDA C++ programming guide, threa
 struct Target {
   const char* name;
   int major, minor;
+  bool is_family;
 };
 
-// An "a" target runs on its own compute capability alone (PTX ISA, architecture-specific targets).
-constexpr Target kTargets[] = {{"sm_90a", 9, 0}, {"sm_100a", 10, 0}, {"sm_103a", 10, 3}};
+// PTX ISA, .target: one that ends with "a" runs on its own compute capability alone, with "f" on those of its family
+// from its own on.
+constexpr Target kTargets[] = {{"sm_90a", 9, 0, false}, {"sm_100a", 10, 0, false}, {"sm_100f", 10, 0, true}};
 
 const Target* FindTarget(const std::string& name) {
   for (const Target& target : kTargets) {
@@ -27,7 +29,7 @@ const Target* FindTarget(const std::string& name) {
 
 Status CheckNames(const KernelSpec& spec) {
   if (!FindTarget(spec.target)) {
-    return InvalidArgument("`target` requires one of sm_90a, sm_100a, sm_103a, got '", spec.target, "'");
+    return InvalidArgument("`target` requires one of sm_90a, sm_100a, sm_100f, got '", spec.target, "'");
   }
   if (spec.variant.empty() || spec.variant.find_first_of(std::string("/\0", 2)) != std::string::npos) {
     return InvalidArgument("`variant` requires the name of a kernel, got '", spec.variant, "'");
@@ -64,9 +66,10 @@ Status CheckCapability(const cuda::Driver& driver, const KernelSpec& spec, int o
     return FailedPrecondition("device ", ordinal, " requires a compute capability, got ", driver.ErrorText(result));
   }
   const Target& target = *FindTarget(spec.target);
-  if (major == target.major && minor == target.minor) return {};
+  if (major == target.major && (minor == target.minor || (target.is_family && minor > target.minor))) return {};
   return FailedPrecondition("kernel `", spec.variant, "` requires a GPU of compute capability ", target.major, ".",
-                            target.minor, " (", target.name, "), got ", major, ".", minor, " on device ", ordinal,
+                            target.minor, target.is_family ? " or a later one of its family (" : " (", target.name,
+                            "), got ", major, ".", minor, " on device ", ordinal,
                             ": choose the target of this GPU when tracing");
 }
 

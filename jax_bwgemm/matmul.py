@@ -104,7 +104,7 @@ def matmul(
         lets the planner choose.
       on_fallback: "warn" (once per problem and reason), "ignore" or "error"; None for the `config`'s.
       device: "h100", "h200", "b200" or "b300"; None for the `config`'s, else the CUDA device of this process.
-      emulate: "sm_90a", "sm_100a" or "sm_103a": on platforms other than CUDA the kernels of this target run, slowly and
+      emulate: "sm_90a", "sm_100f" or "sm_100a": on platforms other than CUDA the kernels of this target run, slowly and
         checked, in the PTX emulator; "off" for XLA; None for the `config`'s. A target is refused on CUDA.
       deterministic: "run" or "batch", as for `config`, which None takes it from.
 

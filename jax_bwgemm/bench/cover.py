@@ -80,7 +80,7 @@ def main(num: int, device: str, seed: int, budget: int) -> int:
         raise ValueError(f"`--cover` requires at least 1 product of each class, got {num}, and a budget, got {budget}")
     arch = by_name(device)
     products = drawn(num, seed, arch)
-    ships = frozenset(catalogue([arch.target]))
+    ships = frozenset(catalogue(arch.targets))
     print(f"{device}: predicted loss to the best tile of the planner's lists, by class")
     for name, losses in by_class(products, ships).items():
         print(f"  {name or ':bf16':<22} {len(losses):4} {_text(losses)}")
@@ -114,7 +114,7 @@ def drawn(num: int, seed: int, arch: Arch) -> list[Drawn]:
 
 def _without_us(case: Case, arch: Arch, best_us: float) -> float:
     """Of a kernel that ships without the epilogue, and XLA's pass over its result behind it; or of XLA alone."""
-    plain = [us for own, us in _times(case.problem, arch).items() if own in _listed(arch.target)]
+    plain = [us for own, us in _times(case.problem, arch).items() if own in _listed(arch.targets)]
     fused, size = case.fused, case.batch * case.m * case.n * DTYPE_BYTES[case.out_dtype]
     passes_us = pass_us(size * (2 + fused.epilogue.num_matrices), arch)
     return min([us + passes_us for us in plain if not fused.epilogue.is_identity] + [UNSERVED * best_us])
@@ -177,8 +177,8 @@ def unused(products: Sequence[Case], archs: Sequence[Arch]) -> list[Variant]:
     """Kernels that ship for the archs' one target, are chosen for none of `products`, by measured times or the model,
     and are not the only tile of their kind: that one is there so that there is one."""
     chosen = {choice(case, arch.name).variant for case in products for arch in archs}
-    kinds = collections.Counter(_kind(own) for own in _listed(archs[0].target))
-    return [own for own in catalogue([archs[0].target]) if own not in chosen and kinds[_kind(own)] > 1]
+    kinds = collections.Counter(_kind(own) for own in _listed(archs[0].targets))
+    return [own for own in catalogue(archs[0].targets) if own not in chosen and kinds[_kind(own)] > 1]
 
 
 def _kind(own: Variant) -> Variant:
@@ -187,15 +187,19 @@ def _kind(own: Variant) -> Variant:
 
 
 @functools.cache
-def _listed(target: str) -> frozenset[Variant]:
-    return frozenset(catalogue([target]))
+def _listed(targets: tuple[str, ...]) -> frozenset[Variant]:
+    return frozenset(catalogue(targets))
 
 
 def _times(problem: Problem, arch: Arch) -> dict[Variant, float]:
     """None where XLA is known to be faster, or no tile is legal."""
     found = plan(problem, arch)
     legal = [own for own in found.candidates if own.cost and found.tile]
-    return {variant_for(own.problem, own.tile, arch.target): own.cost.us for own in legal if own.cost}
+    return {
+        variant_for(own.problem, own.tile, arch.target_of(own.problem.a_dtype)): own.cost.us
+        for own in legal
+        if own.cost
+    }
 
 
 def _case(kind: str, name: str, rng: random.Random) -> Case:

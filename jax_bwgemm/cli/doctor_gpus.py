@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from jax_bwgemm.cli.doctor_checks import Finding
 from jax_bwgemm.facts.arch import Arch, detect
 
-# The first CUDA whose driver loads a target's cubins: 12.0 has cuLibraryLoadData and cuLaunchKernelEx, 12.8 and 12.9
-# know the Blackwells (their release notes).
-OLDEST_DRIVER = {"sm_90a": (12, 0), "sm_100a": (12, 8), "sm_103a": (12, 9)}
+# The first CUDA whose driver loads a target's cubins: 12.0 has cuLibraryLoadData and cuLaunchKernelEx, 12.8 knows
+# Blackwell, 12.9 its family (their release notes).
+OLDEST_DRIVER = {"sm_90a": (12, 0), "sm_100f": (12, 9), "sm_100a": (12, 8)}
 TRIAL_TIMEOUT_S = 300.0
 _CUDA_ERROR_NO_DEVICE = 100
 _NUM_SMS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute

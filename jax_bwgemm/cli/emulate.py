@@ -30,7 +30,7 @@ _MAJORS = [x + y + z for z in ("", *C_MAJORS) for x in A_MAJORS for y in B_MAJOR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default="sm_100a", choices=TARGETS, help="(default: %(default)s)")
+    parser.add_argument("--arch", default="sm_100f", choices=TARGETS, help="(default: %(default)s)")
     parser.add_argument("--cta-group", type=int, choices=(1, 2), help="only tiles of one CTA, or of a pair")
     parser.add_argument("--tile", help="for example 256x256x64_cta2_cluster2x1 (default: the planner's)")
     parser.add_argument("--shape", default="512x512x256", metavar="[BATCH*]MxNxK", help="(default: %(default)s)")
@@ -139,7 +139,7 @@ def _build_just_one(decision: Decision) -> str:
     if plan is None or plan.tile is not None or plan.candidates[0].cost is None:
         return ""
     wanted = plan.candidates[0]
-    name = variant_for(wanted.problem, wanted.tile, plan.arch.target).name
+    name = variant_for(wanted.problem, wanted.tile, plan.arch.target_of(wanted.problem.a_dtype)).name
     return f" (just this one: `python -m jax_bwgemm build --only '{name}'`)"
 
 

@@ -99,7 +99,7 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
     group = cta_group(d, mods)
     kind = next(m[6:] for m in mods if m.startswith("kind::"))
     if kind == "i8":
-        d.not_on("tcgen05.mma.kind::i8", "sm_103")  # ptxas 13.0 refuses it there
+        d.not_on("tcgen05.mma.kind::i8", "sm_103", "sm_100f")  # ptxas 13.0 refuses it there
     d_slot, d_offset = address_slot(d, instr.operands[0])
     a_operand = instr.operands[1]
     a_in_tmem = isinstance(a_operand, Mem)

@@ -6,12 +6,14 @@ import dataclasses
 
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER, Family
+from jax_bwgemm.facts.problem import INT8_DTYPES
 
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """One device. `target` is what its kernels are compiled for; rates are dense and per SM and clock, 0 where the
-    target has no instruction.
+    """One device. `target` is what its kernels are compiled for: of a family ("f"), they run on each of its compute
+    capabilities from the named one on; of an architecture ("a"), on that alone (PTX ISA, `.target`). `integer_target`:
+    where integers' are compiled for another. Rates are dense and per SM and clock, 0 where there is no instruction.
 
     `constants` are the cost model's: a device that was measured may have others than its family. `clusters`: how many
     of 1, 2, 4, 8 and 16 CTAs run at once, one CTA a SM; empty where nobody has asked a device.
@@ -33,6 +35,16 @@ class Arch:
     clusters: tuple[int, ...]
     constants: Constants
     source: str
+    integer_target: str = ""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All whose kernels it runs."""
+        return (self.target, self.integer_target) if self.integer_target else (self.target,)
+
+    def target_of(self, in_dtype: str) -> str:
+        """What kernels for operands of a dtype are compiled for."""
+        return (in_dtype in INT8_DTYPES and self.integer_target) or self.target
 
     @property
     def family(self) -> Family:
@@ -52,7 +64,7 @@ class Arch:
         """The tensor cores' rate for operands of `in_dtype`, per SM and clock."""
         if in_dtype == "float32":
             return self.tf32_flops_per_clk
-        if in_dtype in ("int8", "uint8"):
+        if in_dtype in INT8_DTYPES:
             return self.int8_ops_per_clk
         return self.fp8_flops_per_clk if in_dtype.startswith("float8") else self.bf16_flops_per_clk
 
@@ -69,10 +81,11 @@ ARCHS = {
         Arch("h200", "sm_90a", (9, 0), 132, 1.98, 4096, 2048, 8192, 8192, _SMEM_227_KIB, 0,
              60 * 2**20, 4.3, _H200_CLUSTERS, HOPPER.constants,
              "measured on an H200 SXM, driver 580.159.04: SMs, clock, L2, copy bandwidth, clusters"),
-        Arch("b200", "sm_100a", (10, 0), 148, 1.965, 8192, 4096, 16384, 16384, _SMEM_227_KIB, 512,
+        Arch("b200", "sm_100f", (10, 0), 148, 1.965, 8192, 4096, 16384, 16384, _SMEM_227_KIB, 512,
              126 * 2**20, 7.7, (), BLACKWELL.constants,
-             "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project"),
-        Arch("b300", "sm_103a", (10, 3), 148, 1.92, 8192, 4096, 16384, 0, _SMEM_227_KIB, 512,
+             "NVIDIA Blackwell datasheet and published microbenchmarks; not measured by this project",
+             integer_target="sm_100a"),  # tcgen05.mma.kind::i8 is no instruction of the family (PTX ISA)
+        Arch("b300", "sm_100f", (10, 3), 148, 1.92, 8192, 4096, 16384, 0, _SMEM_227_KIB, 512,
              126 * 2**20, 8.0, (), BLACKWELL.constants,
              "NVIDIA Blackwell Ultra datasheet; not measured by this project"),
     )
@@ -89,6 +102,12 @@ def family_of(target: str) -> Family:
     return _FAMILY_OF[target]
 
 
+def arch_of(target: str) -> Arch:
+    """The first device that runs a target's kernels: whatever a kernel is compiled from is the same of the others."""
+    family_of(target)
+    return next(arch for arch in ARCHS.values() if target in arch.targets)
+
+
 def by_name(name: str) -> Arch:
     """The device called `name`, a key of `ARCHS`."""
     if not isinstance(name, str) or name not in ARCHS:
@@ -103,11 +122,29 @@ def by_name(name: str) -> Arch:
 def detect(kind: str, compute_capability: str, num_sms: int | None = None) -> Arch | str:
     """The record of a device as its driver describes it ("NVIDIA H200", "9.0"), else one sentence why there is none.
 
-    A device whose kind is not listed takes the first record of its compute capability; `num_sms` overrides its SMs.
+    A device whose kind is not listed takes the first record of its compute capability or, where a family's kernels run
+    on it, of the last one before that; `num_sms` overrides its SMs.
     """
     same = [arch for arch in ARCHS.values() if "{}.{}".format(*arch.compute_capability) == compute_capability]
+    if not same:
+        same = _of_family(compute_capability)
     if not same:
         legal = ", ".join(dict.fromkeys("{}.{}".format(*arch.compute_capability) for arch in ARCHS.values()))
         return f"a device requires compute capability {legal}, got {compute_capability} ({kind})"
     arch = next((arch for arch in same if arch.name.upper() in kind.upper()), same[0])
     return dataclasses.replace(arch, num_sms=num_sms or arch.num_sms)
+
+
+def _of_family(compute_capability: str) -> list[Arch]:
+    """The records of the last compute capability before this one whose kernels are a family's, which has this one."""
+    major, _, minor = compute_capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return []
+    own = int(major), int(minor)
+    before = [
+        arch
+        for arch in ARCHS.values()
+        if arch.target.endswith("f") and arch.compute_capability[0] == own[0] and arch.compute_capability < own
+    ]
+    last = max((arch.compute_capability for arch in before), default=None)
+    return [arch for arch in before if arch.compute_capability == last]

@@ -134,7 +134,7 @@ HOPPER = Family(
 
 BLACKWELL = Family(
     name="blackwell",
-    targets=("sm_100a", "sm_103a"),
+    targets=("sm_100f", "sm_100a"),
     instruction="tcgen05.mma",
     mma_rows={1: (64, 128), 2: (128, 256)},  # PTX ISA, tcgen05.mma shapes
     pingpong_rows=(),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, Reduction, inputs, parse
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
@@ -183,5 +183,5 @@ def why_not_variant(variant: Variant) -> str | None:
         promoted=variant.tile.promoted,
         symmetric=variant.tile.symmetric,
     )
-    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    arch = arch_of(variant.target)
     return why_not(variant.tile, problem, arch)

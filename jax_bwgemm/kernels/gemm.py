@@ -10,7 +10,7 @@ from typing import Any
 
 from cutlass import Float32, cute
 
-from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.problem import COARSE_DTYPES, INT8_DTYPES
 from jax_bwgemm.facts.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
@@ -78,7 +78,7 @@ class GemmFacts:
 
 def facts_of(variant: Variant) -> GemmFacts:
     tile = variant.tile
-    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    arch = arch_of(variant.target)
     a_dtype, out_dtype = IN_DTYPES[variant.a_dtype], OUT_DTYPES[variant.out_dtype]
     as_mirrored = dataclasses.replace(variant, c_major="m")
     in_registers = reads_a_from_registers(variant.a_dtype, variant.a_major, variant.target)

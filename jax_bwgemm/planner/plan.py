@@ -80,7 +80,9 @@ class Plan:
 
     @property
     def variant(self) -> Variant | None:
-        return None if self.tile is None else variant_for(self.problem, self.tile, self.arch.target)
+        if self.tile is None:
+            return None
+        return variant_for(self.problem, self.tile, self.arch.target_of(self.problem.a_dtype))
 
     @property
     def chosen(self) -> Candidate | None:
@@ -228,7 +230,8 @@ def _judge(
     tile, problem = candidate.tile, candidate.problem
     if reason := _why_not(candidate, arch, batch_invariant, symbols):
         return dataclasses.replace(candidate, reason=reason)
-    reason, us = missing(variant_for(problem, tile, arch.target)), times.get((str(tile), candidate.swapped))
+    variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
+    reason, us = missing(variant), times.get((str(tile), candidate.swapped))
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
 
 

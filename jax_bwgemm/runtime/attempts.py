@@ -236,7 +236,7 @@ def _with_remedy(asked: Asked, decision: Decision) -> str | None:
     best = decision.plan.candidates[0] if decision.plan else None
     if asked.compiles or best is None or best.cost is None or decision.plan is None:
         return decision.reason
-    variant = variant_for(best.problem, best.tile, decision.plan.arch.target)
+    variant = variant_for(best.problem, best.tile, decision.plan.arch.target_of(best.problem.a_dtype))
     is_told = any(remedy in (decision.reason or "") for remedy in (artifacts.REMEDY, packs.REMEDY))
     return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(variant)}"
 

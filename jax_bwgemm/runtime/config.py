@@ -19,7 +19,7 @@ from jax_bwgemm.facts.arch import ARCHS, by_name
 from jax_bwgemm.runtime import record
 
 POLICIES = ("warn", "ignore", "error")
-EMULATED_DEVICES = {"sm_90a": "h200", "sm_100a": "b200", "sm_103a": "b300"}  # what a target is planned as by default
+EMULATED_DEVICES = {"sm_90a": "h200", "sm_100f": "b200", "sm_100a": "b200"}  # what a target is planned as by default
 EMULATE = ("off", *EMULATED_DEVICES)
 COMPILE_MISSING = ("auto", "never")
 PARTIAL_SUMS = ("result", "float32")
@@ -67,7 +67,7 @@ class Config:
         if self.deterministic not in DETERMINISTIC:
             rule = f"`deterministic` requires one of {', '.join(DETERMINISTIC)}"
             raise ValueError(f"{rule}, got {self.deterministic!r}")
-        legal = [arch.name for arch in ARCHS.values() if arch.target == self.emulate]
+        legal = [arch.name for arch in ARCHS.values() if self.emulate in arch.targets]
         if self.is_emulated and self.planned_device not in legal:
             names = ", ".join(legal)
             raise ValueError(f"`emulate` {self.emulate!r} requires the `device` {names}, got {self.device!r}")
@@ -134,7 +134,7 @@ def config(
     Args:
       on_fallback: "warn", "ignore" or "error"; None keeps what holds outside.
       device: "h100", "h200", "b200" or "b300"; None keeps what holds outside.
-      emulate: "sm_90a", "sm_100a", "sm_103a" or "off"; None keeps what holds outside.
+      emulate: "sm_90a", "sm_100f", "sm_100a" or "off"; None keeps what holds outside.
       compile_missing: "auto": a product whose `tile` was given, or that no kernel at hand can do, has its kernel
         compiled (some seconds, once) into the user's cache directory if CuTeDSL is installed; "never"; None keeps what
         holds outside.

@@ -131,7 +131,7 @@ def _is_stale(time: Time, problem: Problem, arch: Arch) -> bool:
         seen, tile = problem.transposed if time.swapped else problem, Tile.from_str(time.tile)
     except ValueError:  # a tile of another version of this package
         return True
-    entry = artifacts.find(variant_for(seen, tile, arch.target))
+    entry = artifacts.find(variant_for(seen, tile, arch.target_of(seen.a_dtype)))
     return isinstance(entry, Entry) and not entry.cubin_sha256.startswith(time.cubin)
 
 

@@ -89,7 +89,7 @@ def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry | Repa
     write_manifest(directory, entries, "0.0.0")
 
 
-def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[Entry]:
+def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100f")) -> list[Entry]:
     """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
     other dtypes without one. All that is legal of it."""
     return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
@@ -111,7 +111,7 @@ def layers(targets: Iterable[str] = ("sm_90a",)) -> list[Entry]:
     return [fake_entry(variant) for variant in variants if why_not_variant(variant) is None]
 
 
-def repacks(targets: Iterable[str] = ("sm_90a", "sm_100a")) -> list[RepackEntry]:
+def repacks(targets: Iterable[str] = ("sm_90a", "sm_100f")) -> list[RepackEntry]:
     return [fake_repack(Repack(*fields)) for fields in itertools.product(targets, KINDS, ELEMENT_BYTES)]
 
 

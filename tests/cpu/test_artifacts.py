@@ -22,7 +22,7 @@ from tests.fuzz import SEED, fuzz, rounds
 
 THREADS = Variant("sm_100a", "int8", "uint8", "int32", "k", "k", Tile(128, 128, 128), c_major="m", store="threads")
 RESIDUAL = Variant(
-    "sm_100a", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), fused("bias_relu_residual")
+    "sm_100f", "float32", "float32", "float32", "k", "n", Tile(128, 128, 32), fused("bias_relu_residual")
 )
 VARIANT = Variant(
     "sm_90a", "bfloat16", "bfloat16", "float32", "k", "n", Tile(128, 256, cluster_m=2), fused("scale_bias")
@@ -92,7 +92,7 @@ def test_texts_of_a_recipe():
 
 
 def test_written_atomically_and_sorted(tmp_path):
-    other = fake_entry(Variant("sm_100a", "float16", "float16", "float16", "m", "k", Tile(128, 128)))
+    other = fake_entry(Variant("sm_100f", "float16", "float16", "float16", "m", "k", Tile(128, 128)))
     first = artifacts.write_manifest(tmp_path, [fake_entry(VARIANT), other]).read_text()
     assert artifacts.write_manifest(tmp_path, [other, fake_entry(VARIANT)]).read_text() == first
     assert [path.name for path in tmp_path.iterdir()] == [artifacts.MANIFEST_NAME]
@@ -160,7 +160,7 @@ def test_no_manifest(no_artifacts):
 def test_find(directory):
     assert artifacts.find(VARIANT) == fake_entry(VARIANT)
     assert artifacts.find(REPACK) == fake_repack(REPACK)
-    other = Repack("sm_100a", "pad", 2)
+    other = Repack("sm_100f", "pad", 2)
     assert artifacts.find(other) == f"no cubin {other.name} in {directory}"
     absent = Variant("sm_90a", "float16", "float16", "float32", "k", "n", Tile(128, 256))
     assert artifacts.find(absent) == f"no cubin {absent.name} in {directory}"  # who asked knows what would bring it

@@ -74,7 +74,7 @@ def refuse(
 
 def test_a_good_kernel_is_not_refused() -> None:
     assert refuse() is None
-    assert refuse(opcodes=PAIR_SASS, of=variant("sm_100a", PAIR)) is None
+    assert refuse(opcodes=PAIR_SASS, of=variant("sm_100f", PAIR)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_refused_by_the_cubin(compiled: dict[str, Any], facts: dict[str, Any], s
         (variant(), [*HOPPER_SASS, "STL.64"], "requires no local memory .* got 1 STL"),
         (variant(), [*HOPPER_SASS, "LDL", "LDL.64"], "requires no local memory .* got 2 LDL"),
         (variant(store="threads"), [*HOPPER_SASS, "STG.E.U16"], "requires STG.128 instructions, got none"),
-        (variant("sm_100a", Tile(128, 256)), HOPPER_SASS, "requires UTCHMMA instructions, got none"),
-        (variant("sm_100a", PAIR), [*PAIR_SASS, "UTCHMMA"], "every UTCHMMA to be .2CTA, got 1 of 2"),
-        (variant("sm_103a", PAIR), [*PAIR_SASS, "UTMALDG.3D"], "every UTMALDG to be .2CTA, got 1 of 2"),
+        (variant("sm_100f", Tile(128, 256)), HOPPER_SASS, "requires UTCHMMA instructions, got none"),
+        (variant("sm_100f", PAIR), [*PAIR_SASS, "UTCHMMA"], "every UTCHMMA to be .2CTA, got 1 of 2"),
+        (variant("sm_100f", PAIR), [*PAIR_SASS, "UTMALDG.3D"], "every UTMALDG to be .2CTA, got 1 of 2"),
     ],
 )
 def test_refused_by_the_instructions(of: Variant, opcodes: list[str], sentence: str) -> None:
@@ -173,11 +173,11 @@ def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
 def test_every_target_has_every_repack() -> None:
     names = [repack.name for repack in repacks(TARGETS)]
     assert len(set(names)) == 18 and not set(names) & {v.name for v in catalogue(TARGETS)}
-    assert "sm_103a_pad_32bit" in names and "sm_90a_transpose_8bit" in names
+    assert "sm_100f_pad_32bit" in names and "sm_90a_transpose_8bit" in names
 
 
 def test_only_is_a_glob_on_names() -> None:
-    chosen = make.select(catalogue(["sm_100a"]), "*_knn_*cta2*_identity")
+    chosen = make.select(catalogue(["sm_100f"]), "*_knn_*cta2*_identity")
     assert chosen and all(v.tile.cta_group == 2 and v.b_major == "n" for v in chosen)
     with pytest.raises(ValueError, match="`--only` requires a glob that some variant's name matches, got 'nothing'"):
         make.select(chosen, "nothing")
@@ -270,7 +270,7 @@ def test_changed_sources_build_everything_and_drop_what_was_not_asked(
 def test_a_new_digest_builds_its_kind_again(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = [VARIANTS[0], dataclasses.replace(VARIANTS[0], target="sm_103a")]
+    both = [VARIANTS[0], dataclasses.replace(VARIANTS[0], target="sm_100f")]
     make.build(both, tmp_path)
     before = sources.source_sha256
     changed = lambda v: before(v) + ("" if v.target == "sm_90a" else "changed")  # noqa: E731
@@ -384,7 +384,7 @@ def test_in_this_process(fake_worker: FakeWorker, tmp_path: Path, monkeypatch: p
 
 
 def test_a_batch_has_one_target_and_every_process_gets_one() -> None:
-    variants = catalogue(["sm_90a", "sm_100a"])
+    variants = catalogue(["sm_90a", "sm_100f"])
     batches = make._batches(variants, jobs=4)
     assert [v for batch in batches for v in batch] == variants
     assert all(len({v.target for v in batch}) == 1 and len(batch) <= make.BATCH for batch in batches)
@@ -496,9 +496,9 @@ def test_the_command_reports_refusals_by_name(
 
 
 def test_the_disassembler_is_asked_once_for_many_kernels(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [e for e in Manifest.load(real).entries.values() if e.variant.target == "sm_100a"]
+    entries = [e for e in Manifest.load(real).entries.values() if e.variant.target == "sm_100f"]
     code = read_cubin((real / f"{entries[0].name}.cubin").read_bytes()).text
-    first, second = sass.disassemble([code, code], "sm_100a")
+    first, second = sass.disassemble([code, code], "sm_100f")
     assert first == second
     assert sass.count(first, sass.kind_of(entries[0].variant)) == entries[0].sass
 

@@ -37,7 +37,7 @@ def test_explain_takes_dtypes_majors_epilogue_and_tile(capsys: pytest.CaptureFix
 
 def test_explain_says_why_xla_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "512", "512", "512", "--dtype", "s8", "--out-dtype", "s32", "--device", "b300"]) == 0
-    assert "because sm_103a has no tensor core instruction for int8" in capsys.readouterr().out
+    assert "because sm_100f has no tensor core instruction for int8" in capsys.readouterr().out
     assert main(["explain", "512", "512", "512", "--dtype", "s8"]) == 0
     assert "runs XLA's dot_general, because the result of int8 and int8 requires int32" in capsys.readouterr().out
 
@@ -62,7 +62,7 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
         ),
         ("explain 1 1 1 --batch 0", "`batch` requires at least 1, got 0"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
-        ("build --arch sm_80", "`target` requires one of sm_90a, sm_100a, sm_103a, got 'sm_80'"),
+        ("build --arch sm_80", "`target` requires one of sm_90a, sm_100f, sm_100a, got 'sm_80'"),
         ("build --arch ,", "`--arch` requires at least one of"),
         ("build --out /dev/null/here --only sm_90a_pad_8bit", "Not a directory: '/dev/null/here'"),
         ("build --jobs 0", "`--jobs` requires at least 1, got 0"),
@@ -94,7 +94,7 @@ def test_a_build_with_nothing_to_do_does_not_import_the_compiler() -> None:
 def test_explain_as_json(capsys: pytest.CaptureFixture[str], artifacts_dir: Path) -> None:
     assert main(["explain", "8192", "8192", "8192", "--device", "b200", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["kernel"].startswith("sm_100a_bf16_bf16_bf16_knn_") and found["device"] == "b200"
+    assert found["kernel"].startswith("sm_100f_bf16_bf16_bf16_knn_") and found["device"] == "b200"
     assert found["problem"].startswith("8192x8192x8192 bfloat16") and found["flops"] == 2 * 8192**3
     (chosen,) = (c for c in found["candidates"] if c["chosen"])
     assert chosen["tile"] in found["kernel"] and chosen["predicted_us"] > 0 and chosen["reason"] is None

@@ -20,11 +20,11 @@ def test_defaults():
 def test_environment(monkeypatch):
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "error")
     monkeypatch.setenv("JAX_BWGEMM_DEVICE", "b200")
-    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100a")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100f")
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")
-    assert current() == Config("error", "b200", "sm_100a", "never")
+    assert current() == Config("error", "b200", "sm_100f", "never")
     with jax_bwgemm.config(compile_missing="auto"):
-        assert current() == Config("error", "b200", "sm_100a", "auto")
+        assert current() == Config("error", "b200", "sm_100f", "auto")
 
 
 def test_block_overrides_environment_and_nests(monkeypatch):
@@ -43,7 +43,7 @@ def test_block_ends_with_an_exception():
     assert current() == Config()
 
 
-@pytest.mark.parametrize("target, device", [("sm_90a", "h200"), ("sm_100a", "b200"), ("sm_103a", "b300")])
+@pytest.mark.parametrize("target, device", [("sm_90a", "h200"), ("sm_100f", "b200"), ("sm_100a", "b200")])
 def test_emulated_target_is_planned_as_one_device(target, device):
     with jax_bwgemm.config(emulate=target) as settings:
         assert settings == Config(emulate=target) and settings.planned_device == device
@@ -62,7 +62,7 @@ def test_bad_values():
         resolve("loud", None)
     with pytest.raises(ValueError, match=r"`device` requires one of h100, h200, b200, b300, got 'a100'"):
         resolve(None, "a100")
-    with pytest.raises(ValueError, match=r"`emulate` requires one of off, sm_90a, sm_100a, sm_103a, got 'sm_80'"):
+    with pytest.raises(ValueError, match=r"`emulate` requires one of off, sm_90a, sm_100f, sm_100a, got 'sm_80'"):
         resolve(None, None, "sm_80")
     with pytest.raises(ValueError, match=r"`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"):
         resolve(None, "b200", "sm_90a")

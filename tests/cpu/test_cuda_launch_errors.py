@@ -68,18 +68,28 @@ def test_a_library_that_is_no_driver(machine: Machine, monkeypatch: pytest.Monke
     assert (code, "requires a cuDriverGetVersion, got none in libm.so.6" in sentence) == (FAILED_PRECONDITION, True)
 
 
-@pytest.mark.parametrize(("target", "capability"), [("sm_90a", "9.0"), ("sm_100a", "10.0"), ("sm_103a", "10.3")])
+@pytest.mark.parametrize(("target", "capability"), [("sm_90a", "9.0"), ("sm_100a", "10.0"), ("sm_100f", "10.0")])
 def test_a_kernel_of_another_gpu(machine: Machine, target: str, capability: str) -> None:
     machine.driver.fake_set(b"major", 12)
     code, _, call = machine.create(ffi_cases.request(), target=target)
     assert code == OK
     code, sentence = machine.initialize(call, ffi_cases.request())
     assert code == FAILED_PRECONDITION
-    assert f"requires a GPU of compute capability {capability} ({target}), got 12.0 on device 0" in sentence
+    later = " or a later one of its family" if target == "sm_100f" else ""
+    assert f"requires a GPU of compute capability {capability}{later} ({target}), got 12.0 on device 0" in sentence
     assert machine.calls("cuLibraryLoadData") == 0
     for setting, value in zip((b"major", b"minor"), capability.split("."), strict=True):
         machine.driver.fake_set(setting, int(value))
     assert machine.initialize(call, ffi_cases.request()) == (OK, "")
+
+
+@pytest.mark.parametrize(("target", "runs"), [("sm_90a", False), ("sm_100a", False), ("sm_100f", True)])
+def test_a_familys_kernel_runs_on_what_comes_later_in_it(machine: Machine, target: str, runs: bool) -> None:
+    machine.driver.fake_set(b"major", 9 if target == "sm_90a" else 10)
+    machine.driver.fake_set(b"minor", 3)
+    _, _, call = machine.create(ffi_cases.request(), target=target)
+    code, sentence = machine.initialize(call, ffi_cases.request())
+    assert (code, "requires a GPU of compute capability" in sentence) == (OK if runs else FAILED_PRECONDITION, not runs)
 
 
 def test_a_corrupted_cubin(machine: Machine) -> None:
@@ -110,7 +120,7 @@ def test_a_missing_cubin(machine: Machine, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (dict(target="sm_80"), "`target` requires one of sm_90a, sm_100a, sm_103a, got 'sm_80'"),
+        (dict(target="sm_80"), "`target` requires one of sm_90a, sm_100a, sm_100f, got 'sm_80'"),
         (dict(variant="../x"), "`variant` requires the name of a kernel, got '../x'"),
         (dict(variant=""), "`variant` requires the name of a kernel, got ''"),
         (dict(entry=""), "`entry` requires the name of a kernel symbol"),

@@ -25,7 +25,7 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import artifacts, ffi, packs
 
 ROOT = Path(__file__).parents[2]
-HOPPER, BLACKWELL = (Variant(t, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for t in ("sm_90a", "sm_100a"))
+HOPPER, BLACKWELL = (Variant(t, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for t in ("sm_90a", "sm_100f"))
 H200 = ARCHS["h200"]
 needs_driver = pytest.mark.skipif(fake_machine.COMPILER is None, reason="needs a C++ compiler")
 
@@ -110,8 +110,8 @@ def test_gpus_by_their_properties(driver) -> None:
     [
         ((9, 0), 11080, "the kernels for sm_90a require a driver of CUDA 12.0, got CUDA 11.8"),
         ((9, 0), 12000, None),
-        ((10, 0), 12060, "the kernels for sm_100a require a driver of CUDA 12.8, got CUDA 12.6"),
-        ((10, 3), 12080, "the kernels for sm_103a require a driver of CUDA 12.9, got CUDA 12.8"),
+        ((10, 0), 12060, "the kernels for sm_100f require a driver of CUDA 12.9, got CUDA 12.6"),
+        ((10, 3), 12080, "the kernels for sm_100f require a driver of CUDA 12.9, got CUDA 12.8"),
         ((10, 3), 13000, None),
     ],
 )
@@ -151,16 +151,16 @@ def test_a_machine_is_examined_as_a_whole(kernels, driver, monkeypatch) -> None:
 
 def test_kernels_of_this_machine(kernels: Path) -> None:
     (fine,) = doctor_checks.kernels({"sm_90a"})
-    assert fine.state == "ok" and fine.text.startswith("1 kernels for sm_100a, 1 kernels for sm_90a in ")
+    assert fine.state == "ok" and fine.text.startswith("1 kernels for sm_100f, 1 kernels for sm_90a in ")
     assert fine.text.endswith(f"{kernels}, as files, hashes right")
-    missing = list(doctor_checks.kernels({"sm_103a"}))
+    missing = list(doctor_checks.kernels({"sm_100a"}))
     assert missing[1] == Finding(
-        "kernels", "problem", "this machine requires kernels for sm_103a, got none", packs.REMEDY
+        "kernels", "problem", "this machine requires kernels for sm_100a, got none", packs.REMEDY
     )
     (kernels / f"{BLACKWELL.name}.cubin").write_bytes(b"damaged")
     (damaged,) = doctor_checks.kernels({"sm_90a"})
     assert damaged.state == "warning" and "requires sha256" in damaged.text and damaged.remedy == artifacts.REMEDY
-    for targets in ({"sm_100a"}, set()):
+    for targets in ({"sm_100f"}, set()):
         assert [finding.state for finding in doctor_checks.kernels(targets)] == ["problem"]
     (kernels / f"{HOPPER.name}.cubin").unlink()
     (both,) = doctor_checks.kernels({"sm_90a"})
@@ -177,11 +177,11 @@ def test_packs_of_this_machine(kernels, tmp_path, monkeypatch) -> None:
         artifacts.write_manifest(out, [fake_entry(kernel)], "", f"{kernel.target}.json")
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(out))
     (fine,) = doctor_checks.kernels({"sm_90a"})
-    assert fine.text == f"1 kernels for sm_90a, 1 kernels for sm_100a in {out}, packed, hashes right"
-    (out / "sm_100a.cubin.xz").write_bytes(b"damaged")
+    assert fine.text == f"1 kernels for sm_90a, 1 kernels for sm_100f in {out}, packed, hashes right"
+    (out / "sm_100f.cubin.xz").write_bytes(b"damaged")
     (other,) = doctor_checks.kernels({"sm_90a"})
     assert (other.state, other.remedy) == ("warning", packs.REMEDY)
-    (out / "sm_100a.json").unlink()  # a part of an installation that this machine does not need
+    (out / "sm_100f.json").unlink()  # a part of an installation that this machine does not need
     assert [finding.state for finding in doctor_checks.kernels({"sm_90a"})] == ["ok"]
     (out / "sm_90a.ptx.xz").unlink()
     assert [finding.state for finding in doctor_checks.kernels({"sm_90a"})] == ["problem"]

@@ -149,7 +149,7 @@ def test_an_epilogue_without_a_kernel_is_xlas(artifacts_dir):
     assert why in line(str(explanation), "XLA")
     missing = str(jax_bwgemm.explain(X, X, device="h200", activation="relu"))
     assert re.search(r"relu of a float32 product: no cubin sm_90a_bf16_bf16_bf16_knn_\S+_relu ", line(missing, "XLA"))
-    for device, target in (("b200", "sm_100a"), ("h200", "sm_90a")):
+    for device, target in (("b200", "sm_100f"), ("h200", "sm_90a")):
         fused = str(jax_bwgemm.explain(X, X, device=device, residual=X))
         assert line(fused, "XLA") is None and re.search(rf"runs {target}_bf16_bf16_bf16_knn_\S+_residual, whose", fused)
     with pytest.raises(ValueError, match="cannot compute .* residual on h200: `cta_group` requires 1"):

@@ -69,8 +69,8 @@ def test_a_third_family_is_judged_by_its_own_limits(third: Arch) -> None:
 
 def test_a_third_family_has_its_own_warps_and_buffers(third: Arch) -> None:
     """A residual's boxes are the result's: no warp and no buffer of their own."""
-    assert tiles.num_threads(PAIR, "sm_100a", Moves(1)) - tiles.num_threads(PAIR, "sm_999a", Moves(1)) == 32
-    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_100a", Moves(1)) == 2 * 4 * 128 * 64
+    assert tiles.num_threads(PAIR, "sm_100f", Moves(1)) - tiles.num_threads(PAIR, "sm_999a", Moves(1)) == 32
+    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_100f", Moves(1)) == 2 * 4 * 128 * 64
     assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_999a", Moves(1)) == 4 * 128 * 64
 
 

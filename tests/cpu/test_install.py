@@ -273,4 +273,4 @@ def test_defaults_hold() -> None:
     """Those of `config`, such as a device that is planned for."""
     with config(device="b200"):
         (first, *_) = calls(lowered(mlp, *MLP))
-    assert first["target"] == "sm_100a"
+    assert first["target"] == "sm_100f"

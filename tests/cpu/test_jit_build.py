@@ -138,7 +138,7 @@ def test_what_was_compiled_is_at_hand(builder, no_artifacts):
 def test_for_the_emulator_too(builder, no_artifacts, monkeypatch):
     monkeypatch.setattr(decision.ffi, "status", lambda: None)
     found = choose(Asked(PROBLEM, "b200", is_emulated=True, compiles=True))
-    assert builder.variants == [found.entry.variant] and found.entry.variant.target == "sm_100a"
+    assert builder.variants == [found.entry.variant] and found.entry.variant.target == "sm_100f"
     assert artifacts.find_ptx(found.entry.variant).exists()
 
 
@@ -267,7 +267,7 @@ def test_the_cache_is_named_after_version_and_sources(real_cache_dir):
 
     name = f"{jax_bwgemm.__version__}-{source_sha256(VARIANT)[:16]}"
     assert jit_build.cache_dir(VARIANT) == real_cache_dir / "jax_bwgemm" / name
-    other = dataclasses.replace(VARIANT, target="sm_100a")
+    other = dataclasses.replace(VARIANT, target="sm_100f")
     assert jit_build.cache_dir(other) == real_cache_dir / "jax_bwgemm" / name.replace(
         source_sha256(VARIANT)[:16], source_sha256(other)[:16]
     )

@@ -83,8 +83,8 @@ def test_stores_in_flight() -> None:
 def test_a_residuals_counts() -> None:
     """On Blackwell for all store groups; on Hopper for each warpgroup: 64 rows of 64 bytes, and four warps."""
     assert pipelines.residual_empty_arrivals() == pipelines.residual_summed_arrivals() == 4
-    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_100a", Moves(1)) == 128 * 64
-    assert pipelines.residual_full_bytes(PAIR_128, "float32", "sm_100a", Moves(1)) == 2 * 64 * 64
+    assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_100f", Moves(1)) == 128 * 64
+    assert pipelines.residual_full_bytes(PAIR_128, "float32", "sm_100f", Moves(1)) == 2 * 64 * 64
     assert pipelines.residual_full_bytes(Tile(128, 256), "bfloat16", "sm_90a", Moves(1)) == 64 * 64
     assert pipelines.residual_full_bytes(Tile(128, 128, pingpong=True), "float32", "sm_90a", Moves(1)) == 64 * 64
     assert pipelines.residual_full_bytes(Tile(128, 16), "bfloat16", "sm_90a", Moves(1)) == 64 * 32
@@ -100,7 +100,7 @@ def test_buffers_of_several_matrices_and_results() -> None:
     assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 4
     assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 2 * 4 * 2 * 4096
     assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 2 * 4 * 4096
-    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_100a", Moves(2, 2)) == 3 * 4 * 128 * 64
+    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_100f", Moves(2, 2)) == 3 * 4 * 128 * 64
     assert tiles.num_stages(tile, "bfloat16", "bfloat16", H200, Moves(2, 2)) == 3  # (227 KiB - 1 KiB - 64 KiB) / 48 KiB
     assert not tiles.defers_store(tile, "bfloat16", "tma", "sm_90a", moves=Moves(0, 2))
 
@@ -144,7 +144,7 @@ def test_buffers_that_a_residual_and_then_the_result_are_in(
     assert tiles.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
     box_bytes = tiles.store_box_bytes(tile, out, "sm_90a")
     assert tiles.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
-    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100a", Moves(1)) == 4
+    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100f", Moves(1)) == 4
     assert not tiles.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
 
 
@@ -200,10 +200,10 @@ def test_tmem_columns() -> None:
 @pytest.mark.parametrize(
     "tile, target, groups, rows, cols",
     [
-        (Tile(128, 256), "sm_100a", 1, 128, 32),
-        (Tile(64, 256), "sm_100a", 1, 64, 32),
-        (PAIR_128, "sm_100a", 2, 64, 32),
-        (Tile(128, 32, cta_group=2, cluster_m=2), "sm_100a", 2, 64, 16),  # halves of 16 columns
+        (Tile(128, 256), "sm_100f", 1, 128, 32),
+        (Tile(64, 256), "sm_100f", 1, 64, 32),
+        (PAIR_128, "sm_100f", 2, 64, 32),
+        (Tile(128, 32, cta_group=2, cluster_m=2), "sm_100f", 2, 64, 16),  # halves of 16 columns
         (Tile(128, 256), "sm_90a", 2, 64, 32),
         (Tile(64, 256), "sm_90a", 1, 64, 32),
         (Tile(128, 144), "sm_90a", 2, 64, 16),
@@ -215,7 +215,7 @@ def test_tmem_columns() -> None:
 def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int) -> None:
     assert tiles.store_groups(tile, target) == groups
     assert tiles.store_rows(tile, target) == rows
-    assert tiles.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100a", 128) else 16)
+    assert tiles.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100f", 128) else 16)
     assert tiles.store_cols(tile, "bfloat16", target) == cols
     assert tiles.store_box(tile, "bfloat16", "n", target) == (cols, rows)
     assert tiles.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows
@@ -232,10 +232,10 @@ def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int)
         (Tile(128, 192), "sm_90a", "bfloat16", (16, 64)),  # 128 bytes, the power of two in 384
         (Tile(128, 16), "sm_90a", "bfloat16", (16, 16)),
         (Tile(128, 128, cluster_k=4), "sm_90a", "bfloat16", (16, 16)),  # a store box
-        (Tile(128, 256), "sm_100a", "bfloat16", (16, 128)),  # 128 accumulators a thread
-        (Tile(64, 256), "sm_100a", "bfloat16", (8, 256)),
-        (PAIR_128, "sm_100a", "bfloat16", (16, 64)),  # half of the columns
-        (Tile(128, 64, cluster_k=4), "sm_100a", "float32", (16, 16)),
+        (Tile(128, 256), "sm_100f", "bfloat16", (16, 128)),  # 128 accumulators a thread
+        (Tile(64, 256), "sm_100f", "bfloat16", (8, 256)),
+        (PAIR_128, "sm_100f", "bfloat16", (16, 64)),  # half of the columns
+        (Tile(128, 64, cluster_k=4), "sm_100f", "float32", (16, 16)),
     ],
     ids=str,
 )
@@ -269,15 +269,15 @@ def test_load_boxes_of_other_dtypes() -> None:
     assert tiles.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
     assert tiles.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
     assert tiles.load_box(Tile(192, 96, 128), "a", "m", "int8") == (64, 128)  # 192 is no multiple of 128
-    assert tiles.swizzle_atom_bytes("float32", "n", "sm_100a") == 32
+    assert tiles.swizzle_atom_bytes("float32", "n", "sm_100f") == 32
     others = [("float32", "m", "sm_90a")]
-    others += [(*x, "sm_100a") for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))]
+    others += [(*x, "sm_100f") for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))]
     assert {tiles.swizzle_atom_bytes(*x) for x in others} == {16}
 
 
 def test_only_hoppers_m_major_tf32_and_bytes_come_from_registers() -> None:
     assert all(tiles.reads_a_from_registers(x, "m", "sm_90a") for x in ("float32", "float8_e4m3fn", "uint8"))
-    others = (("float32", "k", "sm_90a"), ("float32", "m", "sm_100a"), ("bfloat16", "m", "sm_90a"))
+    others = (("float32", "k", "sm_90a"), ("float32", "m", "sm_100f"), ("bfloat16", "m", "sm_90a"))
     assert not any(tiles.reads_a_from_registers(*x) for x in others)
 
 
@@ -305,7 +305,7 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
         (Tile(128, 128), "bfloat16", "threads", "sm_90a", False),
         (Tile(128, 128, pingpong=True), "bfloat16", "tma", "sm_90a", False),
         (Tile(128, 128, cluster_k=2), "bfloat16", "tma", "sm_90a", False),
-        (Tile(128, 128), "bfloat16", "tma", "sm_100a", False),
+        (Tile(128, 128), "bfloat16", "tma", "sm_100f", False),
     ],
 )
 def test_who_defers_its_store(tile: Tile, out: str, store: str, target: str, defers: bool) -> None:

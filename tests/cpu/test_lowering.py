@@ -109,7 +109,7 @@ def test_pairs_on_blackwell(artifacts_dir):
     big = jax.ShapeDtypeStruct((4096, 4096), BF16)
     (call,) = calls(hlo(lambda a, b: jax_bwgemm.matmul(a, b, device="b200", on_fallback="error"), big, big))
     assert "_cta2_" in call["variant"]
-    assert (call["target"], call["cta_m"]) == ("sm_100a", "128 : i32")
+    assert (call["target"], call["cta_m"]) == ("sm_100f", "128 : i32")
 
 
 def test_device_from_environment_and_block(artifacts_dir, monkeypatch):
@@ -118,10 +118,10 @@ def test_device_from_environment_and_block(artifacts_dir, monkeypatch):
     def f(a, b):
         return jax_bwgemm.matmul(a, b)
 
-    assert calls(hlo(f, X, W))[0]["target"] == "sm_100a"
+    assert calls(hlo(f, X, W))[0]["target"] == "sm_100f"
     with jax_bwgemm.config(device="h200"):  # the same function: the block is part of the key of jit's caches
         assert calls(hlo(f, X, W))[0]["target"] == "sm_90a"
-    assert calls(hlo(f, X, W))[0]["target"] == "sm_100a"
+    assert calls(hlo(f, X, W))[0]["target"] == "sm_100f"
 
 
 def test_users_tile(artifacts_dir):

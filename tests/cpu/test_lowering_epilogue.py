@@ -29,7 +29,7 @@ def test_residual_operand(artifacts_dir, batch):
     text = hlo(lambda a, b, r: on_b200(a, b, residual=r), x, w, r)
     (call,) = calls(text)
     num = batch[0] if batch else 1
-    assert call["variant"].endswith("_residual") and call["target"] == "sm_100a"
+    assert call["variant"].endswith("_residual") and call["target"] == "sm_100f"
     out = f"tensor<{num}x512x1024xbf16>"
     assert call["types"] == f"(tensor<{num}x512x256xbf16>, tensor<{num}x256x1024xbf16>, {out}) -> {out}"
     entry = artifacts.find(next(v for v in (fake.variant for fake in catalogue()) if v.name == call["variant"]))
@@ -126,12 +126,12 @@ def test_a_gate_in_a_kernel(tmp_path, monkeypatch):
 
 WITHOUT_KERNEL = [
     ("h200", dict(activation="gelu"), (), "sm_90a_bf16_bf16_f32_"),
-    ("b200", dict(activation="silu"), (), "sm_100a_bf16_bf16_f32_"),
+    ("b200", dict(activation="silu"), (), "sm_100f_bf16_bf16_f32_"),
     ("h200", dict(activation="relu"), (), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(alpha=0.5, out_dtype="float8_e4m3fn"), (), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(activation="relu"), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),
     ("h200", dict(tile="128x128x64_cta1_cluster1x1x4"), (RESIDUAL,), "sm_90a_bf16_bf16_f32_"),  # a split along k
-    ("b200", dict(activation="relu"), (RESIDUAL,), "sm_100a_bf16_bf16_f32_"),
+    ("b200", dict(activation="relu"), (RESIDUAL,), "sm_100f_bf16_bf16_f32_"),
 ]
 
 

@@ -72,7 +72,7 @@ def test_live_device(artifacts_dir, monkeypatch, reason):
 
 def test_emulation_is_refused_on_cuda(artifacts_dir):
     with pytest.raises(ValueError, match="`emulate` requires a platform other than CUDA, .*, got cuda for 512x1024"):
-        hlo(lambda a, b: jax_bwgemm.matmul(a, b, emulate="sm_100a"), X, W)
+        hlo(lambda a, b: jax_bwgemm.matmul(a, b, emulate="sm_100f"), X, W)
 
 
 def test_unsupported_gpu(artifacts_dir, monkeypatch):

@@ -37,7 +37,7 @@ from jax_bwgemm.runtime.packs import Pack
 
 HOPPER = Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile(128, 256, cluster_m=2))
 OTHER = Variant("sm_90a", *["float16"] * 3, "k", "n", Tile(128, 128))
-BLACKWELL = Variant("sm_100a", *["bfloat16"] * 3, "k", "n", Tile(128, 128))
+BLACKWELL = Variant("sm_100f", *["bfloat16"] * 3, "k", "n", Tile(128, 128))
 REPACK = Repack("sm_90a", "pad", 2)
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def packed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same as packs, which alone are asked; the cache is a fresh one."""
-    assert pack(source, tmp_path / "packed") == {"sm_90a": 3, "sm_100a": 1}
+    assert pack(source, tmp_path / "packed") == {"sm_90a": 3, "sm_100f": 1}
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path / "packed"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(packs, "_directories", [])
@@ -87,14 +87,14 @@ def test_what_was_built_is_found(packed):
         assert gzip.decompress(artifacts.find_ptx(kernel).read_bytes()) == ptx_of(kernel.name)
     absent = dataclasses.replace(HOPPER, out_dtype="float32")
     assert artifacts.find(absent) == f"no cubin {absent.name} in {packed}"
-    assert artifacts.packed_targets(packed) == ["sm_90a", "sm_100a"]
-    assert [artifacts.verify_pack(packed, target) for target in ("sm_90a", "sm_100a")] == [[], []]
+    assert artifacts.packed_targets(packed) == ["sm_90a", "sm_100f"]
+    assert [artifacts.verify_pack(packed, target) for target in ("sm_90a", "sm_100f")] == [[], []]
 
 
 def test_planning_opens_nothing_and_a_launch_one_pack_once(packed, monkeypatch):
     opened, read = [], _files.read_xz
     monkeypatch.setattr(_files, "read_xz", lambda path, *sizes: opened.append(path.name) or read(path, *sizes))
-    for name in ("sm_100a.json", "sm_100a.cubin.json", "sm_100a.cubin.xz"):
+    for name in ("sm_100f.json", "sm_100f.cubin.json", "sm_100f.cubin.xz"):
         (packed / name).write_text("nobody reads what another architecture has")
     assert isinstance(artifacts.find(HOPPER), Entry) and isinstance(artifacts.find(OTHER), Entry)
     assert opened == [] and artifacts.launch_dirs() == (packed,)
@@ -297,7 +297,7 @@ def test_packing(source, tmp_path):
     out = tmp_path / "out"
     pack(source, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert sorted(before) == sorted(f"{t}.{x}" for t in ("sm_90a", "sm_100a") for x in (
+    assert sorted(before) == sorted(f"{t}.{x}" for t in ("sm_90a", "sm_100f") for x in (
         "json", "cubin.json", "cubin.xz", "ptx.json", "ptx.xz"))  # fmt: skip
     pack(source, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -270,6 +270,10 @@ def test_detect():
     assert detect("NVIDIA H100 80GB HBM3", "9.0", 114) == dataclasses.replace(ARCHS["h100"], num_sms=114)
     assert detect("NVIDIA GB200", "10.0").name == "b200"
     assert detect("NVIDIA B300 SXM6 AC", "10.3").name == "b300"
+    assert detect("NVIDIA B900", "10.7", 160) == dataclasses.replace(ARCHS["b300"], num_sms=160)  # a family's kernels
+    assert detect("NVIDIA B900", "10.1").name == "b200"
+    assert detect("NVIDIA Jetson", "11.0").startswith("a device requires compute capability 9.0, 10.0, 10.3, got 11.0")
+    assert detect("NVIDIA H900", "9.3").startswith("a device requires compute capability")  # sm_90a is no family's
     assert detect("NVIDIA A100", "8.0") == "a device requires compute capability 9.0, 10.0, 10.3, got 8.0 (NVIDIA A100)"
     assert by_name("b200") is B200
 

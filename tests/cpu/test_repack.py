@@ -196,7 +196,7 @@ def test_blackwell_reads_any_major(repacks_dir):
     assert repacks(hlo(f, fp8(512, 256), fp8(256, 1024))) == []
     pads = repacks(hlo(f, fp8(512, 256), fp8(256, 1001)))
     assert [(repack["variant"], repack["types"]) for repack in pads] == [
-        ("sm_100a_pad_8bit", "(tensor<1x256x1001xf8E4M3FN>) -> tensor<1x256x1024xf8E4M3FN>")
+        ("sm_100f_pad_8bit", "(tensor<1x256x1001xf8E4M3FN>) -> tensor<1x256x1024xf8E4M3FN>")
     ]
 
 

@@ -120,11 +120,11 @@ def test_the_packages_own_sources() -> None:
 
 
 def test_a_digest_follows_kind_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = {target: Variant(target, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for target in ("sm_90a", "sm_100a")}
-    kernels = (of["sm_90a"], of["sm_100a"], Repack("sm_90a", "pad", 2))
+    of = {target: Variant(target, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for target in ("sm_90a", "sm_100f")}
+    kernels = (of["sm_90a"], of["sm_100f"], Repack("sm_90a", "pad", 2))
     digests = set()
     for version in ("1.2.3", "1.2.4"):
         monkeypatch.setattr(sources, "dsl_version", lambda version=version: version)
         digests |= {sources.source_sha256(kernel) for kernel in kernels}
-        assert sources.source_sha256(Repack("sm_100a", "transpose", 1)) == sources.source_sha256(kernels[2])
+        assert sources.source_sha256(Repack("sm_100f", "transpose", 1)) == sources.source_sha256(kernels[2])
     assert len(digests) == 6

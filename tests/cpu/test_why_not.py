@@ -280,7 +280,7 @@ def test_legal(tile, problem, arch):
             PAIR,
             changed(**INT8),
             ARCHS["b300"],
-            "sm_103a has no tensor core instruction for int8",
+            "sm_100f has no tensor core instruction for int8",
         ),
         (
             BEST_H200,

@@ -1,6 +1,6 @@
 """Compiles variants and runs them in the emulator, against float64, under hostile schedules.
 
-    python -m tests.emu.check_variant --target sm_100a --tile 256x256x64_cta2_cluster2x1 --majors mkn --out float32
+    python -m tests.emu.check_variant --target sm_100f --tile 256x256x64_cta2_cluster2x1 --majors mkn --out float32
     python -m tests.emu.check_variant --target sm_90a --shipped --seeds 2
 
 `--shipped` checks every shipped tile of the target. Exits with 1 if anything fails.
@@ -66,7 +66,7 @@ def check(variant: Variant, shape: tuple[int, int, int], seeds: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="sm_100a")
+    parser.add_argument("--target", default="sm_100f")
     parser.add_argument("--tile", type=Tile.from_str, default=Tile(256, 256, cta_group=2, cluster_m=2))
     parser.add_argument("--shipped", action="store_true")
     parser.add_argument("--majors", default="knn", help="of a, b and the result")

@@ -14,8 +14,8 @@ def _variant(target: str, tile: Tile) -> Variant:
 
 
 KERNELS = {
-    "pair": _variant("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2)),
-    "single": _variant("sm_100a", Tile(128, 128)),
+    "pair": _variant("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2)),
+    "single": _variant("sm_100f", Tile(128, 128)),
     "hopper": _variant("sm_90a", Tile(128, 128, cluster_m=2)),
 }
 PAIR, SINGLE, HOPPER = ("pair",), ("single",), ("hopper",)

@@ -23,18 +23,18 @@ def _variant(target: str, tile: Tile, epilogue: Epilogue, majors: str = "kkn") -
 SCALED = Epilogue(parse("mul(mul(acc, rows:m), columns:n)"))
 KERNELS = {
     "gated pair": _variant(
-        "sm_100a", Tile(256, 128, cta_group=2, cluster_m=2, gated=True), kept("silu", is_gated=True)
+        "sm_100f", Tile(256, 128, cta_group=2, cluster_m=2, gated=True), kept("silu", is_gated=True)
     ),
-    "gated": _variant("sm_100a", Tile(128, 128, gated=True), kept("silu", is_gated=True)),
+    "gated": _variant("sm_100f", Tile(128, 128, gated=True), kept("silu", is_gated=True)),
     "gated hopper": _variant("sm_90a", Tile(128, 256, cluster_m=2, gated=True), kept("silu", is_gated=True)),
-    "kept": _variant("sm_100a", Tile(128, 128), kept("silu")),
+    "kept": _variant("sm_100f", Tile(128, 128), kept("silu")),
     "kept hopper": _variant("sm_90a", Tile(128, 128), kept("silu")),
-    "back pair": _variant("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2), pullback("relu")),
-    "back": _variant("sm_100a", Tile(128, 128), pullback("silu", is_gated=True)),
+    "back pair": _variant("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2), pullback("relu")),
+    "back": _variant("sm_100f", Tile(128, 128), pullback("silu", is_gated=True)),
     "back hopper": _variant("sm_90a", Tile(128, 128), pullback("silu", is_gated=True)),
 }
 COMPILED = {  # none ships
-    "rows": _variant("sm_100a", Tile(128, 64), SCALED),
+    "rows": _variant("sm_100f", Tile(128, 64), SCALED),
     "rows hopper": _variant("sm_90a", Tile(128, 64), SCALED),
 }
 GATED_SM100, GATED_HOPPER = ("gated pair", "gated"), ("gated hopper",)

@@ -34,8 +34,8 @@ COARSE, FINE = 2.0**-11, 2.0**-18  # of the result, and of a bounded function's 
         ("sm_90a", Tile(128, 64), BF16, BF16, "tma"),
         ("sm_90a", Tile(64, 64), BF16, F32, "threads"),
         ("sm_90a", Tile(64, 64), E4M3, E4M3, "tma"),
-        ("sm_100a", Tile(256, 128, cta_group=2, cluster_m=2), BF16, BF16, "tma"),
-        ("sm_100a", Tile(128, 64), BF16, F32, "tma"),
+        ("sm_100f", Tile(256, 128, cta_group=2, cluster_m=2), BF16, BF16, "tma"),
+        ("sm_100f", Tile(128, 64), BF16, F32, "tma"),
     ],
 )
 def test_every_element(target: str, tile: Tile, dtype: str, out: str, store: str, name: str) -> None:

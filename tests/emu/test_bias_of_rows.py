@@ -40,12 +40,12 @@ VARIANTS = [
     variant("sm_90a", Tile(128, 64), "bias", dtype=F32, store="threads"),
     variant("sm_90a", Tile(128, 64), "bias_gelu", dtype=E4M3, out=BF16),  # in pairs of rows
     variant("sm_90a", Tile(64, 64), "bias_residual", dtype=E4M3, out=F32),
-    variant("sm_100a", Tile(128, 32), "bias_gelu"),
-    variant("sm_100a", Tile(128, 64, cluster_k=4), "bias", "kk"),
-    variant("sm_100a", Tile(64, 64), "bias_silu"),  # 16 rows in half of a warp's lanes
-    variant("sm_100a", Tile(64, 32), "bias", store="threads"),
-    variant("sm_100a", Tile(256, 64, cta_group=2, cluster_m=2), "bias_residual"),
-    variant("sm_100a", Tile(128, 64, cta_group=2, cluster_m=2), "bias_relu", out=F32),  # two store groups
+    variant("sm_100f", Tile(128, 32), "bias_gelu"),
+    variant("sm_100f", Tile(128, 64, cluster_k=4), "bias", "kk"),
+    variant("sm_100f", Tile(64, 64), "bias_silu"),  # 16 rows in half of a warp's lanes
+    variant("sm_100f", Tile(64, 32), "bias", store="threads"),
+    variant("sm_100f", Tile(256, 64, cta_group=2, cluster_m=2), "bias_residual"),
+    variant("sm_100f", Tile(128, 64, cta_group=2, cluster_m=2), "bias_relu", out=F32),  # two store groups
 ]
 
 

@@ -1,21 +1,27 @@
-"""The shipped catalogue, executed: every sm_100a kernel on an even and an odd shape under five schedules.
+"""The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape under five schedules.
 
-sm_103a kernels are the same PTX; sm_90a, which also runs on hardware, is sampled.
+sm_90a, which also runs on hardware, is sampled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Schedule
+from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.epilogue import ACC, in_place, label
+from jax_bwgemm.facts.problem import INT8_DTYPES
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot.compile import compile_variant
+from jax_bwgemm.runtime import artifacts
 from tests.cases import Case, check_case
 from tests.emu.expressions import check_expression
 from tests.emu.matmul import case_of, run_matmul
@@ -35,7 +41,7 @@ def expressions(target: str) -> list[Variant]:
     return [v for v in variants(target) if in_place(v.steps) is None and not v.tile.symmetric]
 
 
-BLACKWELL = chains("sm_100a")
+BLACKWELL = [*chains("sm_100f"), *chains("sm_100a")]
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
@@ -86,7 +92,7 @@ def run_schedules(variant: Variant, case: Case) -> None:
 
 
 def test_the_catalogue_is_built() -> None:
-    assert [v.name for target in ("sm_90a", "sm_100a", "sm_103a") for v in variants(target) if why_missing(v)] == []
+    assert [v.name for target in TARGETS for v in variants(target) if why_missing(v)] == []
 
 
 @pytest.mark.parametrize("shape", [even, odd])
@@ -95,7 +101,7 @@ def test_blackwell(variant: Variant, shape: Callable[[Variant], Case]) -> None:
     run_schedules(variant, shape(variant))
 
 
-@pytest.mark.parametrize("variant", [*expressions("sm_100a"), *expressions("sm_90a")], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [*expressions("sm_100f"), *expressions("sm_90a")], ids=lambda v: v.name)
 def test_expressions(variant: Variant) -> None:
     """Blackwell's under five schedules; Hopper's, which run on hardware too, under one each."""
     if reason := why_missing(variant):
@@ -103,7 +109,7 @@ def test_expressions(variant: Variant) -> None:
     tile, seed = variant.tile, zlib.crc32(variant.name.encode()) % 1000 + 1
     schedules = Schedule.standard(seed)
     shape = tile.cluster_m * tile.cta_m + 16, tile.cluster_n * tile.out_n + 16, 2 * tile.k_tile + 8
-    for schedule in schedules if variant.target == "sm_100a" else schedules[seed % 5 :][:1]:
+    for schedule in schedules if variant.target == "sm_100f" else schedules[seed % 5 :][:1]:
         check_expression(variant, module(variant.name), facts(variant), shape, schedule, seed)
 
 
@@ -152,15 +158,18 @@ def test_hopper(variant: Variant) -> None:
     run_schedules(variant, odd(variant))
 
 
-@pytest.mark.parametrize("variant", variants("sm_103a"), ids=lambda variant: variant.name)
-def test_sm103_kernels_are_the_sm100_kernels(variant: Variant) -> None:
-    """But for the target line and the names that hold it."""
-    twin = dataclasses.replace(variant, target="sm_100a")
-    if reason := why_missing(variant) or why_missing(twin):
-        pytest.skip(reason)
-    assert ptx(variant.name).replace("sm_103a", "sm_100a") == ptx(twin.name)
+@pytest.mark.parametrize("variant", variants("sm_100f")[::60], ids=lambda variant: variant.name)
+def test_a_familys_kernels_are_those_of_its_first_chip(variant: Variant) -> None:
+    """But for the target line and the names that hold it; and in the cubin for two bytes that say what it is for."""
+    own = dataclasses.replace(variant, target="sm_100a")
+    with tempfile.TemporaryDirectory() as dump:
+        kernel = compile_variant(own, Path(dump))
+    assert kernel.ptx.replace("sm_100a", "sm_100f") == ptx(variant.name)
+    cubin = Path(str(artifacts.find_ptx(variant))).with_name(f"{variant.name}.cubin").read_bytes()
+    same = kernel.cubin.replace(b"sm_100a", b"sm_100f")
+    assert len(same) == len(cubin) and sum(x != y for x, y in zip(same, cubin, strict=True)) <= 2
 
 
-def test_sm103_lacks_integers_alone() -> None:
-    twins = {dataclasses.replace(variant, target="sm_100a") for variant in variants("sm_103a")}
-    assert {variant for variant in variants("sm_100a") if variant.out_dtype != "int32"} == twins
+def test_integers_alone_are_of_one_architecture() -> None:
+    assert {variant.a_dtype for variant in variants("sm_100a")} == set(INT8_DTYPES)
+    assert not {variant.a_dtype for variant in variants("sm_100f")} & set(INT8_DTYPES)

@@ -14,9 +14,9 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import ffi
 from tests.emu.shipped import copy_alone, rewrite_ptx, why_missing
 
-SINGLE = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
+SINGLE = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 INTEGER = Variant("sm_100a", "int8", "int8", "int32", "k", "k", Tile(128, 128, 128))
-PAIR = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(256, 256, cta_group=2, cluster_m=2))
+PAIR = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(256, 256, cta_group=2, cluster_m=2))
 HOPPER = Variant("sm_90a", "float16", "float16", "float32", "m", "k", Tile(128, 128))
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, (SINGLE, INTEGER, PAIR, HOPPER))), None)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -40,7 +40,7 @@ def break_kernel(ptx: pathlib.Path, old: str, new: str) -> None:
 
 def test_report(capsys: Output) -> None:
     """A pair's tile: 64 KiB of b cross to its two CTAs, half to each; the first 128 rows of a to the first."""
-    command = f"emulate --arch sm_100a --cta-group 2 --tile {PAIR.tile} --shape 256x256x128"
+    command = f"emulate --arch sm_100f --cta-group 2 --tile {PAIR.tile} --shape 256x256x128"
     assert main(command.split()) == 0
     out = capsys.readouterr().out
     assert out.startswith(PAIR.name)

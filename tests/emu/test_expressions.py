@@ -48,14 +48,14 @@ PAIR = Tile(256, 128, cta_group=2, cluster_m=2)
 
 @pytest.mark.parametrize("majors", ["kkn", "mnn", "kkm"])
 @pytest.mark.parametrize("out", [BF16, F32])
-@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 96)), ("sm_100a", PAIR)])
+@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 96)), ("sm_100f", PAIR)])
 def test_a_slope_of_the_sums_times_a_matrix(target: str, tile: Tile, out: str, majors: str) -> None:
     run_expression(target, tile, Epilogue(SLOPE), out=out, majors=majors)
 
 
 @pytest.mark.parametrize("store", ["tma", "threads"])
 @pytest.mark.parametrize("majors", ["kkn", "kkm"])
-@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_100a", PAIR), ("sm_100a", Tile(64, 64))])
+@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_100f", PAIR), ("sm_100f", Tile(64, 64))])
 def test_vectors_along_both(target: str, tile: Tile, majors: str, store: str) -> None:
     shape = (136, 144, 96) if store == "tma" else (135, 141, 96)
     run_expression(target, tile, Epilogue(SCALED, (("alpha", 0.75),)), majors=majors, store=store, shape=shape)
@@ -67,11 +67,11 @@ def test_a_second_result(tile: Tile, majors: str) -> None:
     found = Epilogue(parse("silu(add(acc, bias:n))"), seconds=(("before", parse("add(acc, bias:n)")),))
     run_expression("sm_90a", tile, found if majors[2] == "n" else found.transposed, majors=majors)
     if tile == Tile(128, 64):
-        run_expression("sm_100a", PAIR, found if majors[2] == "n" else found.transposed, majors=majors)
+        run_expression("sm_100f", PAIR, found if majors[2] == "n" else found.transposed, majors=majors)
 
 
 @pytest.mark.parametrize("schedule", range(3))
-@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 128)), ("sm_100a", PAIR)])
+@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 128)), ("sm_100f", PAIR)])
 def test_two_matrices_and_three_results(target: str, tile: Tile, schedule: int) -> None:
     run_expression(target, tile, DSWIGLU, schedule=schedule, shape=(264, 200, 64))
 
@@ -84,10 +84,10 @@ def test_two_matrices_and_three_results(target: str, tile: Tile, schedule: int) 
         ("sm_90a", Tile(128, 256, cluster_m=2, gated=True)),
         ("sm_90a", Tile(64, 256, cluster_n=2, gated=True)),
         ("sm_90a", Tile(64, 128, pingpong=True, gated=True)),
-        ("sm_100a", Tile(128, 128, gated=True)),
-        ("sm_100a", Tile(64, 256, cluster_m=2, gated=True)),
-        ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2, gated=True)),
-        ("sm_100a", Tile(256, 128, cta_group=2, cluster_m=4, cluster_n=2, gated=True)),
+        ("sm_100f", Tile(128, 128, gated=True)),
+        ("sm_100f", Tile(64, 256, cluster_m=2, gated=True)),
+        ("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2, gated=True)),
+        ("sm_100f", Tile(256, 128, cta_group=2, cluster_m=4, cluster_n=2, gated=True)),
     ],
 )
 def test_a_gated_product(target: str, tile: Tile, majors: str) -> None:
@@ -120,7 +120,7 @@ def test_every_operation() -> None:
     total = terms[0]
     for i, term in enumerate(terms[1:]):
         total = Apply("add", (total, Apply("mul", (term, Const(0.25 + i / 64)))))
-    for target, tile in (("sm_90a", Tile(64, 64)), ("sm_100a", Tile(128, 64))):
+    for target, tile in (("sm_90a", Tile(64, 64)), ("sm_100f", Tile(128, 64))):
         run_expression(target, tile, Epilogue(total), out=F32)
 
 

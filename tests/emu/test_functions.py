@@ -17,7 +17,7 @@ from tests.emu.shipped import variants, why_missing
 
 pytestmark = pytest.mark.long
 
-TARGETS = ("sm_90a", "sm_100a")
+TARGETS = ("sm_90a", "sm_100f")
 ENDS = ("_bias_gelu_residual", "_bias_silu", "_residual")
 NEEDED = [v for target in TARGETS for v in variants(target) if v.name.endswith(ENDS)]
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, NEEDED)), None)
@@ -80,7 +80,7 @@ def test_a_layer_of_flaxs() -> None:
     flax = pytest.importorskip("jax_bwgemm.flax")
     options = {"dtype": jnp.bfloat16, "bias_init": jax.nn.initializers.normal(1.0)}
     layer = flax.nnx.Linear(136, 264, activation="gelu", rngs=nnx.Rngs(0), **options)
-    with config(emulate="sm_100a", on_fallback="error"):
+    with config(emulate="sm_100f", on_fallback="error"):
         got, names = run(lambda: layer(X, residual=MATRIX))
     assert len(names) == 1 and names[0].endswith("bias_gelu_residual")
     close(got, jax.nn.gelu(nnx.Linear(136, 264, rngs=nnx.Rngs(0), **options)(X)) + MATRIX)

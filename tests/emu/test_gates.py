@@ -37,10 +37,10 @@ FORMS = [
     variant("sm_90a", Tile(64, 64, k_tile=k_tile(F32)), "gelu", F32),
     variant("sm_90a", Tile(64, 64, cluster_k=2), "silu", BF16, E4M3),
     variant("sm_90a", Tile(64, 64), "bias_silu", BF16, store="threads"),
-    variant("sm_100a", PAIR, "bias_gelu", BF16),
-    variant("sm_100a", Tile(128, 64), "silu", BF16),
-    variant("sm_100a", PAIR, "gelu", F16),
-    variant("sm_100a", Tile(64, 64), "bias_silu", BF16, F32),
+    variant("sm_100f", PAIR, "bias_gelu", BF16),
+    variant("sm_100f", Tile(128, 64), "silu", BF16),
+    variant("sm_100f", PAIR, "gelu", F16),
+    variant("sm_100f", Tile(64, 64), "bias_silu", BF16, F32),
 ]
 
 

@@ -23,15 +23,15 @@ from tests.emu.symmetric import check_symmetric, inputs, run_symmetric
 
 pytestmark = pytest.mark.long
 
-TILES = [("sm_90a", tile) for tile in HOPPER_SYMMETRIC] + [("sm_100a", tile) for tile in BLACKWELL_SYMMETRIC]
-SHIPPED = [v for target in ("sm_90a", "sm_100a") for v in shipped.variants(target) if v.tile.symmetric]
+TILES = [("sm_90a", tile) for tile in HOPPER_SYMMETRIC] + [("sm_100f", tile) for tile in BLACKWELL_SYMMETRIC]
+SHIPPED = [v for target in ("sm_90a", "sm_100f") for v in shipped.variants(target) if v.tile.symmetric]
 OTHERS = [
     ("sm_90a", Tile(128, 128, cluster_m=2, cluster_n=2, symmetric=True)),
     ("sm_90a", Tile(64, 64, symmetric=True)),
-    ("sm_100a", Tile(256, 128, cta_group=2, cluster_m=2, cluster_n=2, symmetric=True)),
-    ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=2, cluster_n=2, num_accs=2, symmetric=True)),
-    ("sm_100a", Tile(128, 64, cta_group=2, cluster_m=2, cluster_n=2, symmetric=True)),
-    ("sm_100a", Tile(64, 64, symmetric=True)),
+    ("sm_100f", Tile(256, 128, cta_group=2, cluster_m=2, cluster_n=2, symmetric=True)),
+    ("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2, cluster_n=2, num_accs=2, symmetric=True)),
+    ("sm_100f", Tile(128, 64, cta_group=2, cluster_m=2, cluster_n=2, symmetric=True)),
+    ("sm_100f", Tile(64, 64, symmetric=True)),
 ]  # that are legal, too
 
 
@@ -60,7 +60,7 @@ def test_shipped(variant: Variant) -> None:
     seed = zlib.crc32(variant.name.encode()) % 1000 + 1
     schedules = Schedule.standard(seed)
     sizes = variant.tile.span[0] + 24, variant.tile.k_tile + 8, 2
-    for i, schedule in enumerate(schedules if variant.target == "sm_100a" else schedules[seed % 5 :][:1]):
+    for i, schedule in enumerate(schedules if variant.target == "sm_100f" else schedules[seed % 5 :][:1]):
         raster = {"raster_group": 1 + i % 3, "raster_order": i % 2}
         raster |= {"stream": (4, 2)} if variant.tile.stream_k else {}
         check_symmetric(
@@ -97,7 +97,7 @@ def test_large_tiles(target: str, tile: Tile, majors: str, out: str) -> None:
         check_symmetric(variant, *compiled(variant), (520, 136, 1), 7, schedule=schedule, max_clusters=2)
 
 
-@pytest.mark.parametrize(("target", "tile", "mmas"), [("sm_90a", HOPPER_SYMMETRIC[0], 4), ("sm_100a", TILES[-2][1], 1)])
+@pytest.mark.parametrize(("target", "tile", "mmas"), [("sm_90a", HOPPER_SYMMETRIC[0], 4), ("sm_100f", TILES[-2][1], 1)])
 def test_half_of_the_tiles_are_multiplied(target: str, tile: Tile, mmas: int) -> None:
     """By hand: 1000 rows are 4 tiles of 256, 10 of whose 16 pairs are on or under the diagonal; k of 128 takes 8 steps
     of 16. In each of these a pair has one MMA for a cluster tile, and two CTAs of Hopper's have two slabs of 64 rows
@@ -116,7 +116,7 @@ def images_commit_alone(lines: list[str]) -> list[str]:
     return lines
 
 
-PINGPONG, SOLO = plain("sm_90a", Tile(128, 128, pingpong=True, symmetric=True)), plain("sm_100a", TILES[-1][1])
+PINGPONG, SOLO = plain("sm_90a", Tile(128, 128, pingpong=True, symmetric=True)), plain("sm_100f", TILES[-1][1])
 DEFERRED = plain("sm_90a", HOPPER_SYMMETRIC[0])
 WAITS = At(WAIT_GROUP + r".*[1-9];")
 WRONG = "wrong-result"

@@ -139,4 +139,4 @@ def test_who_waits_for_the_last_arrivals() -> None:
     """A CTA whose stages others free, and one whose stages commits free."""
     assert not pipelines.arrivals_outlive_readers(Tile(128, 256, cluster_k=2), "sm_90a")
     assert pipelines.arrivals_outlive_readers(Tile(128, 256, cluster_m=2), "sm_90a")
-    assert pipelines.arrivals_outlive_readers(Tile(128, 256), "sm_100a")
+    assert pipelines.arrivals_outlive_readers(Tile(128, 256), "sm_100f")

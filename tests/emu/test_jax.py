@@ -29,10 +29,10 @@ from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_er
 from tests.emu.shipped import copy_alone, rewrite_ptx, variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100a") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
-matmul = functools.partial(jax_bwgemm.matmul, emulate="sm_100a", on_fallback="error")
+matmul = functools.partial(jax_bwgemm.matmul, emulate="sm_100f", on_fallback="error")
 
 
 def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
@@ -50,9 +50,7 @@ def names(f: Callable[[], Any]) -> list[str]:
     return [run.name for run in runs]
 
 
-@pytest.mark.parametrize(
-    ("target", "tile"), [("sm_100a", PAIR), ("sm_100a", SINGLE), ("sm_90a", HOPPER), ("sm_103a", PAIR)]
-)
+@pytest.mark.parametrize(("target", "tile"), [("sm_100f", PAIR), ("sm_100f", SINGLE), ("sm_90a", HOPPER)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_jit(target: str, tile: str, dtype: str) -> None:
     a, b = normal(0, 72, 136, dtype=dtype), normal(1, 136, 264, dtype=dtype)
@@ -81,7 +79,7 @@ def test_outside_of_jit_and_planned() -> None:
     a, b = normal(0, 72, 64), normal(1, 64, 128)
     (name,) = names(lambda: jax_bwgemm.matmul(a, b, emulate="sm_90a", device="h100", on_fallback="error"))
     (variant,) = names(lambda: matmul(a, b))
-    assert name.startswith("sm_90a_bf16_bf16_bf16_") and variant.startswith("sm_100a_bf16_bf16_bf16_knn_")
+    assert name.startswith("sm_90a_bf16_bf16_bf16_") and variant.startswith("sm_100f_bf16_bf16_bf16_knn_")
     check(np.asarray(matmul(a, b)), f64(a) @ f64(b), "bfloat16")
 
 
@@ -105,7 +103,7 @@ def test_epilogue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "dtype", "m"), [("sm_90a", "bfloat16", 5), ("sm_100a", "bfloat16", 16), ("sm_90a", "float32", 72)]
+    ("target", "dtype", "m"), [("sm_90a", "bfloat16", 5), ("sm_100f", "bfloat16", 16), ("sm_90a", "float32", 72)]
 )
 def test_a_bias_of_a_swapped_product(target: str, dtype: str, m: int) -> None:
     """Few rows are an MMA's columns, and Hopper reads a row-major float32 w as its A only: the bias is its rows'."""
@@ -118,7 +116,7 @@ def test_a_bias_of_a_swapped_product(target: str, dtype: str, m: int) -> None:
     check_case(np.asarray(f(a, b, bias=bias)), want, case)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_a_gate_and_its_gradient(activation: str, target: str) -> None:
     """Fused; differentiated, the kernel returns the gate's argument, which is rounded, as are slope and cotangent."""
@@ -142,7 +140,7 @@ def test_a_gate_and_its_gradient(activation: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "tile"), [("sm_100a", SINGLE), ("sm_100a", PAIR), ("sm_90a", SINGLE), ("sm_90a", f"{HOPPER}_pingpong")]
+    ("target", "tile"), [("sm_100f", SINGLE), ("sm_100f", PAIR), ("sm_90a", SINGLE), ("sm_90a", f"{HOPPER}_pingpong")]
 )
 @pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
 def test_residual(steps: str, target: str, tile: str) -> None:
@@ -159,7 +157,7 @@ def test_residual(steps: str, target: str, tile: str) -> None:
     check(np.asarray(out), want, "bfloat16")
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_residual_under_vmap_and_grad(target: str) -> None:
     """One launch for all; backwards, the products of one without a residual, and the cotangent."""
     a, b, residual = normal(0, 3, 40, 64), normal(1, 64, 72), normal(2, 3, 40, 72)
@@ -174,7 +172,7 @@ def test_residual_under_vmap_and_grad(target: str) -> None:
     check(np.asarray(d_b), np.einsum("vmk,vmn->kn", f64(a), f64(ct)), "bfloat16")
 
 
-@pytest.mark.parametrize(("target", "n"), [("sm_90a", 136), ("sm_90a", 133), ("sm_100a", 133)])
+@pytest.mark.parametrize(("target", "n"), [("sm_90a", 136), ("sm_90a", 133), ("sm_100f", 133)])
 def test_an_epilogue_without_a_kernel(target: str, n: int) -> None:
     """The kernel's float32, and one rounding by XLA: none ships with these steps, nor can any where rows are odd."""
     m, k = 80, 72
@@ -187,7 +185,7 @@ def test_an_epilogue_without_a_kernel(target: str, n: int) -> None:
     check(np.asarray(f(a, b, residual=residual)), want, "bfloat16")
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_relu_keeps_nan_and_makes_zeros_positive(target: str) -> None:
     """As jax.nn.relu does: its -0 is a row of zeros, scaled."""
     a, b = normal(0, 64, 64).at[3, 5].set(jnp.nan).at[4].set(0.0), normal(1, 64, 64)
@@ -281,7 +279,7 @@ def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str
     a, b = normal(0, m, k), normal(1, k, n)
     stored = a.T if majors[0] == "m" else a, b.T if majors[1] == "k" else b
     dims = (((0 if majors[0] == "m" else 1,), (1 if majors[1] == "k" else 0,)), ((), ()))
-    f = functools.partial(jax_bwgemm.dot_general, emulate="sm_100a", on_fallback="error", tile=SINGLE)
+    f = functools.partial(jax_bwgemm.dot_general, emulate="sm_100f", on_fallback="error", tile=SINGLE)
     with emulated.recorded() as runs:
         out = jax.jit(lambda x, y: f(x, y, dims))(*stored).block_until_ready()
     check(np.asarray(out), f64(a) @ f64(b), "bfloat16")
@@ -289,7 +287,7 @@ def test_rows_that_tma_cannot_step_over(shape: tuple[int, int, int], majors: str
     kernels = majors if n > 1 else "k" + {"k": "k", "m": "n"}[majors[0]]
     assert runs[-1].name.split("_")[5] == f"{kernels}n" and runs[-1].name.endswith("_threads")
     contiguous = (k if majors[0] == "k" else m, k if n == 1 or majors[1] == "k" else n)
-    assert [made.name for made in runs[:-1]] == ["sm_100a_pad_16bit"] * sum(size % 8 > 0 for size in contiguous)
+    assert [made.name for made in runs[:-1]] == ["sm_100f_pad_16bit"] * sum(size % 8 > 0 for size in contiguous)
 
 
 @pytest.mark.parametrize("shape", [(8, 264, 136), (5, 136, 70), (64, 128, 64)], ids=str)
@@ -304,7 +302,7 @@ def test_swapped_operands(shape: tuple[int, int, int], monkeypatch: pytest.Monke
     monkeypatch.setattr(decision, "plan", swapping)
     *repacks, name = names(lambda: jax.jit(lambda a, b: matmul(a, b))(a, b))
     assert "_mkm_" in name
-    assert repacks == ["sm_100a_pad_16bit"] * ((k % 8 > 0) + (n % 8 > 0))
+    assert repacks == ["sm_100f_pad_16bit"] * ((k % 8 > 0) + (n % 8 > 0))
     check(np.asarray(jax.jit(lambda a, b: matmul(a, b))(a, b)), f64(a) @ f64(b), "bfloat16")
 
 
@@ -344,16 +342,16 @@ def test_config_environment_and_the_keys_of_jit(monkeypatch: pytest.MonkeyPatch)
         (name,) = names(lambda: f(a, b))
         assert name.startswith("sm_90a")
         assert names(lambda: jax_bwgemm.matmul(a, b, emulate="off", on_fallback="ignore")) == []
-    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100a")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100f")
     (name,) = names(lambda: jax_bwgemm.matmul(a, b, on_fallback="error"))
-    assert name.startswith("sm_100a")
+    assert name.startswith("sm_100f")
 
 
 def test_bad_values() -> None:
     a, b = normal(0, 16, 64), normal(1, 64, 64)
-    with pytest.raises(ValueError, match="`emulate` requires one of off, sm_90a, sm_100a, sm_103a, got 'b200'"):
+    with pytest.raises(ValueError, match="`emulate` requires one of off, sm_90a, sm_100f, sm_100a, got 'b200'"):
         matmul(a, b, emulate="b200")
-    with pytest.raises(ValueError, match="`emulate` 'sm_100a' requires the `device` b200, got 'h200'"):
+    with pytest.raises(ValueError, match="`emulate` 'sm_100f' requires the `device` b200, b300, got 'h200'"):
         matmul(a, b, device="h200")
     with pytest.raises(ValueError, match="cannot compute .* on h200: `cta_group` requires 1 on sm_90a"):
         matmul(a, b, emulate="sm_90a", tile=PAIR)
@@ -363,11 +361,11 @@ def test_fallback_rules_where_no_kernel_fits() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(-128, 128, (16, 64), np.int8), rng.integers(-128, 128, (64, 63), np.int8)
     product = functools.partial(matmul, a, b, out_dtype=jnp.int32)
-    lacks = "sm_103a has no tensor core instruction for int8"
+    lacks = "sm_100f has no tensor core instruction for int8"
     with pytest.raises(FallbackError, match=f"XLA computes 16x63x64 .*: {lacks}"):
-        product(emulate="sm_103a")
+        product(emulate="sm_100f", device="b300")
     with pytest.warns(FallbackWarning, match=lacks):
-        out = product(emulate="sm_103a", on_fallback="warn")
+        out = product(emulate="sm_100f", device="b300", on_fallback="warn")
     assert np.array_equal(out, a.astype(np.int32) @ b.astype(np.int32))
     x, w = normal(0, 16, 64, dtype="float32"), normal(1, 64, 63, dtype="float32")
     with pytest.raises(FallbackError, match="requires a `precision` below highest"):
@@ -385,11 +383,11 @@ def test_results_of_odd_rows() -> None:
 
 
 def test_explain() -> None:
-    text = str(jax_bwgemm.explain(normal(0, 256, 128), normal(1, 128, 256), emulate="sm_100a"))
-    assert "on b200" in text and "in the emulator of sm_100a; on CUDA `emulate` is refused" in text
+    text = str(jax_bwgemm.explain(normal(0, 256, 128), normal(1, 128, 256), emulate="sm_100f"))
+    assert "on b200" in text and "in the emulator of sm_100f; on CUDA `emulate` is refused" in text
 
 
-PAIR_VARIANT = Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile.from_str(PAIR))
+PAIR_VARIANT = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile.from_str(PAIR))
 
 
 @pytest.fixture

@@ -312,8 +312,8 @@ def test_an_element_that_is_not_written_is_found(folder: Path, monkeypatch: pyte
 
 def test_another_gpu_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments(monkeypatch, "--from", folder)
-    monkeypatch.setattr(_driver, "arch", lambda: "sm_100a")
-    with pytest.raises(SystemExit, match="hopper_naive requires a GPU of sm_90a, got sm_100a"):
+    monkeypatch.setattr(_driver, "arch", lambda: "sm_100f")
+    with pytest.raises(SystemExit, match="hopper_naive requires a GPU of sm_90a, got sm_100f"):
         hopper.main()
 
 

@@ -13,7 +13,7 @@ import jax_bwgemm
 from jax_bwgemm.runtime import emulated, ffi
 from tests.emu.shipped import variants, why_missing
 
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100a") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
 pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 T, D, F, N = 40, 48, 136, 64
 
@@ -39,7 +39,7 @@ def check(ours: Callable[..., jax.Array], plain: Callable[..., jax.Array], opera
     return [run.name for run in runs]
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_a_gated_block(target: str) -> None:
     names = check(
         lambda x, w, u, v: jax_bwgemm.gated_mlp(x, w, u, v, emulate=target, on_fallback="error"),
@@ -49,7 +49,7 @@ def test_a_gated_block(target: str) -> None:
     assert len(names) == 8 and sum("_gated_silu_gate_before" in name for name in names) == 1
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_a_block_with_biases(target: str, activation: str) -> None:
     active = getattr(jax.nn, activation)
@@ -63,7 +63,7 @@ def test_a_block_with_biases(target: str, activation: str) -> None:
     assert len(names) == 6
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_what_goes_into_an_activation_is_a_second_result(target: str) -> None:
     def ours(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax_bwgemm.matmul(x, w, activation="silu", emulate=target, on_fallback="error")

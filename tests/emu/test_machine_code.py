@@ -14,7 +14,7 @@ from tests.emu.shipped import ptx, variants, why_missing
 
 pytestmark = pytest.mark.long
 
-BLACKWELL = ("sm_100a", "sm_103a")
+BLACKWELL = ("sm_100f", "sm_100a")
 TARGETS = ("sm_90a", *BLACKWELL)
 
 

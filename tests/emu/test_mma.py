@@ -118,11 +118,12 @@ def test_tcgen05_integers_at_their_limit(saturates: bool) -> None:
     assert (got == (2**31 - 1 if saturates else 31 - 2**31)).all()
 
 
-def test_sm_103a_has_no_integer_mma() -> None:
-    """ptxas 13.0: Feature '.kind::i8' not supported on .target 'sm_103a'."""
-    run_tcgen05("e4m3", 1, 128, 32, False, False, 128, target="sm_103a")
-    with pytest.raises(UnsupportedInstruction, match=r"sm_103a has no tcgen05.mma.kind::i8"):
-        run_tcgen05("s8", 1, 128, 32, False, False, 128, target="sm_103a")
+@pytest.mark.parametrize("target", ["sm_103a", "sm_100f"])
+def test_who_has_no_integer_mma(target: str) -> None:
+    """ptxas 13.0: Feature '.kind::i8' not supported on .target 'sm_103a'; nor is it one of the family's."""
+    run_tcgen05("e4m3", 1, 128, 32, False, False, 128, target=target)
+    with pytest.raises(UnsupportedInstruction, match=rf"{target} has no tcgen05.mma.kind::i8"):
+        run_tcgen05("s8", 1, 128, 32, False, False, 128, target=target)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 from jax_bwgemm.kernels.aot.compile import compile_variant  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import compiled, run_case  # noqa: E402 - needs cutlass
 
-TARGETS = {"sm_90a": "hopper", "sm_100a": "blackwell"}
+TARGETS = {"sm_90a": "hopper", "sm_100f": "blackwell"}
 TILES = [
     (target, tile)
     for target, family in TARGETS.items()
@@ -33,10 +33,10 @@ TILES = [
     if not (tile.promoted or tile.gated or tile.symmetric)
 ]  # promoted sums are float8's: test_hopper, test_catalogue; gated and symmetric: test_expressions, test_gram_emulated
 MULTICAST = [
-    ("sm_100a", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
-    ("sm_100a", Tile(128, 64, cluster_m=4, cluster_n=4)),
-    ("sm_100a", Tile(256, 64, cta_group=2, cluster_m=4, cluster_n=2)),
-    ("sm_100a", Tile(64, 32, cluster_m=2, cluster_n=2)),
+    ("sm_100f", Tile(256, 256, cta_group=2, cluster_m=4, cluster_n=4)),
+    ("sm_100f", Tile(128, 64, cluster_m=4, cluster_n=4)),
+    ("sm_100f", Tile(256, 64, cta_group=2, cluster_m=4, cluster_n=2)),
+    ("sm_100f", Tile(64, 32, cluster_m=2, cluster_n=2)),
     ("sm_90a", Tile(128, 256, cluster_m=4)),
     ("sm_90a", Tile(128, 256, cluster_m=2, cluster_n=2)),
     ("sm_90a", Tile(128, 128, cluster_m=2, cluster_n=2)),
@@ -91,7 +91,7 @@ def test_fewer_tiles_than_a_cluster(target: str, tile: Tile) -> None:
 @pytest.mark.parametrize("tile", LEGAL_N, ids=str)
 def test_legal_widths(tile: Tile) -> None:
     """An n-major B with swizzle spans of 32, 64 and 128 bytes; store boxes of 32 and 64."""
-    variant, module, facts = kernel("sm_100a", tile)
+    variant, module, facts = kernel("sm_100f", tile)
     case = case_of(variant, tile.cluster_m * tile.cta_m + 8, tile.mma_n + 8, 136)
     run_case(module, facts, case, Schedule.standard(3)[4])
 
@@ -102,7 +102,7 @@ def test_legal_widths(tile: Tile) -> None:
 )
 def test_split_k_of_every_depth(tile: Tile, k: int) -> None:
     """Fewer k tiles than CTAs, as many, and more; several tiles a cluster; the same bits under every schedule."""
-    variant, module, facts = kernel("sm_100a", tile, "kk", "float32")
+    variant, module, facts = kernel("sm_100f", tile, "kk", "float32")
     case = case_of(variant, tile.cluster_m * tile.cta_m + 1, tile.mma_n + 4, k)
     a, b, _ = case.inputs(k)
     results = [run_matmul(module, facts, a, b, max_clusters=1, schedule=s)[0] for s in Schedule.standard(k)]
@@ -111,7 +111,7 @@ def test_split_k_of_every_depth(tile: Tile, k: int) -> None:
 
 
 @pytest.mark.parametrize(("majors", "out", "epilogue"), FORMS)
-@pytest.mark.parametrize(("target", "tile"), [TILES[0], ("sm_100a", PAIR)], ids=lambda value: str(value))
+@pytest.mark.parametrize(("target", "tile"), [TILES[0], ("sm_100f", PAIR)], ids=lambda value: str(value))
 def test_majors_outputs_and_epilogues(target: str, tile: Tile, majors: str, out: str, epilogue: str) -> None:
     variant, module, facts = kernel(target, tile, majors, out, epilogue)
     for seed in range(3):
@@ -121,7 +121,7 @@ def test_majors_outputs_and_epilogues(target: str, tile: Tile, majors: str, out:
 
 def test_even_shape_counts() -> None:
     """512x512x256 in 256x256 tiles of a pair: 4 tiles of 16 MMAs; each CTA loads its A and half of B."""
-    variant, module, facts = kernel("sm_100a", PAIR)
+    variant, module, facts = kernel("sm_100f", PAIR)
     counters = run_case(module, facts, case_of(variant, 512, 512, 256), Schedule(), None)
     assert counters.mmas == 4 * 4 * 4
     per_cta = 128 * 256 * 2
@@ -169,6 +169,6 @@ DOCTORED = [
 
 @pytest.mark.parametrize(("pattern", "new", "rules"), DOCTORED)
 def test_doctored_pair_kernel(pattern: str, new: str, rules: str) -> None:
-    fault = doctored("sm_100a", PAIR, pattern, new)
+    fault = doctored("sm_100f", PAIR, pattern, new)
     assert fault.rule in rules.split(), fault
     assert fault.rule in ("deadlock", "exit-in-flight") or fault.where is not None

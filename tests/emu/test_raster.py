@@ -23,7 +23,7 @@ from tests.emu.check_variant import compiled  # noqa: E402 - needs cutlass
 TILES_M, TILES_N, BATCH = 5, 3, 2
 VARIANTS = [  # a tile is one store box of the CTA
     Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(64, 32)),
-    Variant("sm_100a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(64, 32)),
+    Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(64, 32)),
     Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(64, 32, cluster_m=2, cluster_n=2)),
 ]
 

@@ -50,11 +50,11 @@ VARIANTS = [
             out_dtype="float32", b_major="k"),
     variant("sm_90a", "128x64x128_cta1_cluster1x1", ACC, LARGEST, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn",
             out_dtype="float8_e4m3fn", b_major="k"),
-    variant("sm_100a", "256x256x64_cta2_cluster2x1", RELU, SUMS),
-    variant("sm_100a", "128x64x64_cta2_cluster2x1", BIASED, mixed(BIASED)),
-    variant("sm_100a", "64x64x64_cta1_cluster1x1", RELU, LARGEST),
-    variant("sm_100a", "128x128x64_cta1_cluster1x1", SLOPED, mixed(SLOPED)),
-    variant("sm_100a", "128x128x64_cta1_cluster1x1_gated", GATED, mixed(GATED)),
+    variant("sm_100f", "256x256x64_cta2_cluster2x1", RELU, SUMS),
+    variant("sm_100f", "128x64x64_cta2_cluster2x1", BIASED, mixed(BIASED)),
+    variant("sm_100f", "64x64x64_cta1_cluster1x1", RELU, LARGEST),
+    variant("sm_100f", "128x128x64_cta1_cluster1x1", SLOPED, mixed(SLOPED)),
+    variant("sm_100f", "128x128x64_cta1_cluster1x1_gated", GATED, mixed(GATED)),
 ]  # fmt: skip
 SHAPES = [(200, 144, 96), (72, 528, 64)]  # edges within a warp's rows and a box's columns, and warps beyond the result
 

@@ -39,10 +39,10 @@ VARIANTS = [
     variant("sm_90a", Tile(64, 64, cluster_k=2)),  # box by box
     variant("sm_90a", Tile(64, 256, 128), (*FP8[:2], "bfloat16"), "m"),  # 8 rows that are every second
     variant("sm_90a", Tile(64, 96, 128), FP8, "m"),  # 16 of which every second comes first
-    variant("sm_100a", Tile(128, 64), BF16_F32),
-    variant("sm_100a", Tile(256, 128, cta_group=2, cluster_m=2), epilogue="bias"),
-    variant("sm_100a", Tile(128, 128, cta_group=2, cluster_m=2)),  # two store groups
-    variant("sm_100a", Tile(64, 64, 128), FP8),
+    variant("sm_100f", Tile(128, 64), BF16_F32),
+    variant("sm_100f", Tile(256, 128, cta_group=2, cluster_m=2), epilogue="bias"),
+    variant("sm_100f", Tile(128, 128, cta_group=2, cluster_m=2)),  # two store groups
+    variant("sm_100f", Tile(64, 64, 128), FP8),
     variant("sm_100a", Tile(64, 32, 128, cluster_k=4), ("int8", "int8", "int32")),
 ]
 

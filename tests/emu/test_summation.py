@@ -28,7 +28,7 @@ M, N, K = 20, 40, 208
 BITS = 8  # that the stand-in's sums keep
 BF16, F32 = "bfloat16", "float32"
 E4M3 = "float8_e4m3fn"
-WHY_NOT = next(filter(None, map(why_missing, variants("sm_90a") + variants("sm_100a"))), None)
+WHY_NOT = next(filter(None, map(why_missing, variants("sm_90a") + variants("sm_100f"))), None)
 pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
@@ -106,7 +106,7 @@ SAME = {
         ("mkm", Tile(64, 16)),
         ("kkm", Tile(128, 32)),
     ],
-    "sm_100a": [
+    "sm_100f": [
         ("knn", Tile(128, 64)),
         ("knn", Tile(128, 128)),
         ("knn", Tile(256, 256, cta_group=2, cluster_m=2)),
@@ -181,11 +181,11 @@ EPILOGUES = [*EXPECTED, "bias", "bias_relu", "bias_gelu", "scale_bias_relu", "bi
 
 def special() -> list[Variant]:
     """Of the catalogue; for few rows it has no relu behind which a residual is added."""
-    tiles = {"sm_90a": Tile(64, 64), "sm_100a": Tile(128, 128)}
+    tiles = {"sm_90a": Tile(64, 64), "sm_100f": Tile(128, 128)}
     made = [
         (target, BF16, BF16, BF16, "k", "n", tile, fused(kind)) for target, tile in tiles.items() for kind in EPILOGUES
     ]
-    shipped = {*variants("sm_90a"), *variants("sm_100a")}
+    shipped = {*variants("sm_90a"), *variants("sm_100f")}
     return [of for of in (Variant(*fields) for fields in made) if of in shipped]
 
 
@@ -223,7 +223,7 @@ def test_float8_results_saturate() -> None:
 
 
 @pytest.mark.usefixtures("coarse")
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_rows_keep_their_bits(target: str) -> None:
     """What a GPU is to show of random products, through JAX and the planner."""
     options = (("bias", True), ("activation", "gelu"))

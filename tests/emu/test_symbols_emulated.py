@@ -16,7 +16,7 @@ from jax_bwgemm.runtime.emulated import kernel_of
 from tests.cases import relative_error
 from tests.emu.shipped import variants, why_missing
 
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100a") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 

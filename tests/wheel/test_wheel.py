@@ -31,7 +31,7 @@ WHEELS = ROOT / os.environ["JAX_BWGEMM_WHEELS"]
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 MOST_BYTES = 10_000_000
 GLIBC = (2, 28)
-TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+TARGETS = ("sm_90a", "sm_100f", "sm_100a")
 OLDEST = re.search(r'"jax>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 PYTHON_NEWEST = os.environ.get("JAX_BWGEMM_PYTHON_NEWEST", sys.executable)
 ENVIRONMENTS = {"oldest": (sys.executable, f"=={OLDEST}"), "newest": (PYTHON_NEWEST, "")}
@@ -40,7 +40,7 @@ import jax_bwgemm, numpy as np, ml_dtypes, sys
 rng = np.random.default_rng(0)
 a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((200, 136), (136, 104)))
 want = a.astype(float) @ b.astype(float)
-for target in ("sm_90a", "sm_100a", "sm_103a"):
+for target in ("sm_90a", "sm_100f"):
     got = np.asarray(jax_bwgemm.matmul(a, b, emulate=target, on_fallback="error")).astype(float)
     assert np.linalg.norm(got - want) < 2**-8 * np.linalg.norm(want), target
 print(jax_bwgemm.__file__)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from jax_bwgemm.facts.arch import ARCHS, TARGETS, family_of
+from jax_bwgemm.facts.arch import TARGETS, arch_of, family_of
 from jax_bwgemm.facts.epilogue import Epilogue, axpby, chain
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.facts.shipped import (
@@ -249,7 +249,8 @@ ROWS = {
 
 
 def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
-    """Every variant of every target. A dtype that a target's tensor cores lack is left out; else all must be legal."""
+    """Every variant of every target. A dtype that a target's tensor cores lack, or that another target has, is left
+    out; else all must be legal."""
     return [variant for target in targets for row in ROWS[family_of(target).name] for variant in _of_row(row, target)]
 
 
@@ -259,9 +260,9 @@ def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:
 
 
 def _of_row(row: Row, target: str) -> Iterator[Variant]:
-    arch = next(arch for arch in ARCHS.values() if arch.target == target)
+    arch = arch_of(target)
     for variant in row.variants(target):
-        if arch.flops_per_clk(variant.a_dtype) == 0:
+        if arch.flops_per_clk(variant.a_dtype) == 0 or arch.target_of(variant.a_dtype) != target:
             continue
         if reason := why_not_variant(variant):
             raise ValueError(f"the catalogue requires legal variants, got {variant.name}: {reason}")

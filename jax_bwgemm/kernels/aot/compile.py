@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes, map_sources
 from jax_bwgemm.facts.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
 from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
@@ -28,7 +28,7 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
     options = f"--gpu-arch {variant.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
     gemm, compiled = compile_host(variant, options)
     artifacts = compiled.artifacts
-    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    arch = arch_of(variant.target)
     return Compiled(
         cubin=artifacts.CUBIN,
         ptx=artifacts.PTX,

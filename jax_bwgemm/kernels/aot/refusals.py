@@ -40,7 +40,7 @@ def _why_not_resources(variant: Variant | Repack, compiled: Compiled, facts: Fac
         return f"the cubin requires the kernel {compiled.entry}, got {facts.entry}"
     if facts.num_threads != compiled.num_threads:
         return f"the cubin requires {compiled.num_threads} threads a CTA, got {facts.num_threads}"
-    limit = min(arch.smem_bytes for arch in ARCHS.values() if arch.target == variant.target)
+    limit = min(arch.smem_bytes for arch in ARCHS.values() if variant.target in arch.targets)
     if compiled.smem_bytes > limit:
         return f"dynamic shared memory requires at most {limit} bytes, got {compiled.smem_bytes}"
     return None

@@ -115,7 +115,7 @@ def _run_nvdisasm(image: bytes, target: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(image)
         file.flush()
-        sm = target.upper().replace("_", "").replace("A", "a")
+        sm = f"SM{target.removeprefix('sm_')}"
         command = [find_nvdisasm(), "--binary", sm, "--no-dataflow", file.name]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
