@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_bwgemm.facts.arch import ARCHS, TARGETS
+from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.problem import DTYPE_SHORT
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.aot.catalog import catalogue
@@ -20,31 +20,46 @@ FORMS = {"kn": "nn", "kk": "nt", "mn": "tn", "mk": "tt"}  # by the majors of a a
 GRADIENTS = "of a layer's gradient"
 
 
+def _columns() -> dict[str, tuple[str, ...]]:
+    """The devices that run the same targets' kernels, and these."""
+    found: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
+    for arch in ARCHS.values():
+        found[arch.targets].append(arch.name.upper())
+    return {", ".join(names): targets for targets, names in found.items()}
+
+
+COLUMNS = _columns()
+
+
 def operands() -> Rows:
-    """Operands, result, and for each target the forms whose product alone a kernel computes of operands as they lie."""
+    """Operands, result, and for each device the forms whose product alone a kernel computes of operands as they lie."""
     found: dict[Dtypes, dict[str, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
     for variant in catalogue():
         if variant.steps.is_identity:
             found[dtypes(variant)][variant.target].add(form(variant))
-    rows: Rows = [("operands", "result", *TARGETS)]
+    rows: Rows = [("operands", "result", *COLUMNS)]
     places = {pair: i for i, pair in enumerate(dict.fromkeys((a, b) for a, b, _ in found))}
     for (a, b, out), targets in sorted(found.items(), key=lambda item: places[item[0][:2]]):
-        own = [" ".join(x for x in FORMS.values() if x in targets[target]) or "none" for target in TARGETS]
+        sets = [set().union(*(targets[target] for target in column)) for column in COLUMNS.values()]
+        own = [" ".join(x for x in FORMS.values() if x in forms) or "none" for forms in sets]
         rows.append((a if a == b else f"{a} by {b}", out, *own))
     return rows
 
 
 def epilogues() -> Rows:
-    """Epilogue, and for each target the operands of which a kernel has it; the result is of the same dtype unless
+    """Epilogue, and for each device the operands of which a kernel has it; the result is of the same dtype unless
     said."""
     found: dict[str, dict[str, dict[str, None]]] = collections.defaultdict(lambda: collections.defaultdict(dict))
     for variant in catalogue():
         if not variant.steps.is_identity:
             a, _, out = (DTYPE_SHORT[dtype] for dtype in dtypes(variant))
             found[_words(_steps(variant).kind)][variant.target][a if a == out else f"{a} to {out}"] = None
-    rows: Rows = [("epilogue", *TARGETS)]
+    rows: Rows = [("epilogue", *COLUMNS)]
     order = sorted(found, key=lambda words: (words == GRADIENTS, words.count(",")))
-    return rows + [(words, *(", ".join(found[words][target]) or "none" for target in TARGETS)) for words in order]
+    for words in order:
+        sets = [{dtype for target in column for dtype in found[words][target]} for column in COLUMNS.values()]
+        rows.append((words, *(", ".join(sorted(own)) or "none" for own in sets)))
+    return rows
 
 
 def devices() -> Rows:
@@ -52,7 +67,7 @@ def devices() -> Rows:
     rows: Rows = [("device", "target", "SMs", "GHz", "bfloat16, TFLOP/s", "memory, TB/s", "source")]
     for arch in ARCHS.values():
         sizes = arch.num_sms, arch.clock_ghz, f"{arch.peak_tflops:.0f}", arch.memory_tb_per_s
-        rows.append((f"`{arch.name}`", arch.target, *map(str, sizes), arch.source))
+        rows.append((f"`{arch.name}`", ", ".join(arch.targets), *map(str, sizes), arch.source))
     return rows
 
 

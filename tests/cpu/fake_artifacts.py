@@ -8,7 +8,7 @@ import itertools
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.recipe import Recipe, leaf_bytes, map_sources
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
@@ -21,7 +21,6 @@ from jax_bwgemm.runtime.artifacts import Entry, RepackEntry, write_manifest
 from tests.cases import fused
 
 NO_PTX = hashlib.sha256(b"").hexdigest()  # of an empty file, where a test makes one
-ARCH_OF = {arch.target: arch for arch in ARCHS.values()}
 EPILOGUES = ("identity", "scale", "scale_bias_relu", "bias_relu", "residual", "scale_bias_relu_residual")
 DTYPES = (
     ("bfloat16", "bfloat16", "bfloat16"),
@@ -38,7 +37,7 @@ OTHER_DTYPES = (
 
 
 def fake_entry(variant: Variant) -> Entry:
-    tile, arch = variant.tile, ARCH_OF[variant.target]
+    tile, arch = variant.tile, arch_of(variant.target)
     return Entry(
         variant=variant,
         entry="kernel_symbol",
@@ -89,7 +88,7 @@ def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry | Repa
     write_manifest(directory, entries, "0.0.0")
 
 
-def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100f")) -> list[Entry]:
+def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100f", "sm_100a")) -> list[Entry]:
     """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
     other dtypes without one. All that is legal of it."""
     return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
@@ -121,6 +120,8 @@ def _variants(targets: Iterable[str]) -> Iterator[Variant]:
     for target, ((a, b, out), epilogue), (a_major, b_major, c_major, store) in itertools.product(
         targets, kinds, layouts
     ):
+        if arch_of(target).target_of(a) != target:
+            continue
         for tile in SHIPPED_TILES[family_of(target).name]:
             own = dataclasses.replace(tile, k_tile=k_tile(a))
             yield Variant(target, a, b, out, a_major, b_major, own, fused(epilogue, c_major), c_major, store)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from fake_artifacts import fake_entry
 
-from jax_bwgemm.facts.arch import ARCHS, family_of
+from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.recipe import Recipe
@@ -147,7 +147,7 @@ def _our_plan(entry: Entry) -> ffi.LaunchPlan:
         M, N, K, BATCH, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         a_batch=BATCH, b_batch=1, epilogue=Epilogue(variant.epilogue, scalars), c_major=variant.c_major,
     )  # fmt: skip
-    arch = next(arch for arch in ARCHS.values() if arch.target == variant.target)
+    arch = arch_of(variant.target)
     plan = Plan(
         problem, arch, (), variant.tile, raster_group=INTS["raster_group"], raster_along_n=INTS["raster_along_n"],
         raster_order=RASTER_ORDERS[INTS["raster_order"]], a_l2="evict_last", b_l2="evict_first",

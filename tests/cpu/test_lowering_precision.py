@@ -10,6 +10,7 @@ import pytest
 from lowered import BF16, W, X, calls, hlo, matmul, struct, swizzles
 
 import jax_bwgemm
+from jax_bwgemm.facts.arch import by_name
 
 DTYPES = [
     ("float32", "float32", "float32", [16, 32, 16]),
@@ -24,7 +25,7 @@ def test_dtypes(artifacts_dir, a_dtype, b_dtype, out_dtype, atoms):
     x, w = struct(512, 256, dtype=a_dtype), struct(256, 1024, dtype=b_dtype)
     f = functools.partial(jax_bwgemm.matmul, out_dtype=out_dtype, device="b200", on_fallback="error")
     (call,) = calls(hlo(f, x, w))
-    assert call["target"] == "sm_100f" and [atom for _, atom in swizzles(call)] == atoms
+    assert call["target"] == by_name("b200").target_of(a_dtype) and [atom for _, atom in swizzles(call)] == atoms
     (call,) = calls(hlo(lambda x, w: f(x, w.T), x, struct(1024, 256, dtype=b_dtype)))
     assert call["b_major"] == "k" and [atom for _, atom in swizzles(call)] == [16, 16, 16]
 
