@@ -68,6 +68,8 @@ class BoxEpilogue:
 
     def _folds(self, at: Any) -> tuple[Fold, ...]:
         """Of what the epilogue reduces."""
+        if not self.epilogue.reductions:
+            return ()
         runs, boxes = self.values.runs(), self.boxes
         lanes = {"m": self.values.row_lanes(), "n": self.values.col_lanes()}
         warps = boxes.rows // boxes.warp_rows
