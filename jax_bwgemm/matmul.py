@@ -57,7 +57,7 @@ def matmul(
     device: str | None = None,
     emulate: str | None = None,
     deterministic: str | None = None,
-) -> Array:
+) -> Any:
     """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32; float8 on Hopper: see
     `precision`) and rounded once.
 
