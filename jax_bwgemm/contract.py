@@ -17,7 +17,7 @@ from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, for_xla, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import aligned, finish
+from jax_bwgemm.ops.reference import aligned, finish, sums_dtype
 from jax_bwgemm.ops.shape_rules import named, reordered, viewed
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
@@ -71,7 +71,7 @@ def _by_xla(
     out_sharding: Any,
 ) -> tuple[jax.Array, ...]:
     is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
-    dtype = out_dtype if is_plain else jnp.promote_types(out_dtype, jnp.float32)
+    dtype = out_dtype if is_plain else sums_dtype(out_dtype)
     if out_sharding is not None:
         out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
     dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)

@@ -15,7 +15,7 @@ from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import of_matmul
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.functions import traced
-from jax_bwgemm.ops.reference import round_to
+from jax_bwgemm.ops.reference import round_to, sums_dtype
 from jax_bwgemm.ops.shape_rules import check_real, is_array, matmul_shape
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
@@ -48,7 +48,7 @@ def matmul_with(
     values = [_operand(i, x, shape, out_dtype) for i, x in enumerate(operands)]
     contraction, *axes = of_matmul(a.shape, b.shape)
     a, b = (lax.squeeze(x, own) if own else x for x, own in zip((a, b), axes, strict=True))
-    wide = jnp.promote_types(out_dtype, jnp.float32)
+    wide = sums_dtype(out_dtype)
     options = {"precision": precision, "out_sharding": out_sharding, "settings": settings}
 
     def product() -> Array:

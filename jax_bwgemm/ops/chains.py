@@ -171,7 +171,7 @@ def is_pointwise(eqn: Eqn) -> bool:
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         return all(map(is_pointwise, inner.jaxpr.eqns))
     is_constant = eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ()
-    return is_constant or eqn.primitive.name in _POINTWISE
+    return is_constant or eqn.primitive.name in _POINTWISE or eqn.primitive.name in _CASTS
 
 
 def _read_by(
