@@ -17,7 +17,7 @@ from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, for_xla, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import aligned, finish
+from jax_bwgemm.ops.reference import aligned, finish, sums_dtype
 from jax_bwgemm.ops.shape_rules import named, reordered, viewed
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
@@ -35,8 +35,9 @@ def contract(
     tile: Tile | None = None,
     precision: Any = None,
     out_sharding: Any = None,
-) -> jax.Array:
-    """The result of `epilogue`, in `out_dtype`; `operands` are what it reads, with the modes of `contraction.extras`.
+) -> tuple[jax.Array, ...]:
+    """The results of `epilogue`, its matrices in `out_dtype`; `operands` are what it reads, with the modes of
+    `contraction.extras`.
 
     What is not ours is XLA's, from a product in float32 (or wider), as loudly as `settings` say. ValueError where
     `tile` computes it in no way.
@@ -55,7 +56,7 @@ def contract(
         return _by_xla(a, b, operands, **given)
     if tile is not None:
         check_tile(tile, problem, settings)
-    return fused_product(a, b, operands, settings=settings, tile=tile, **given)[0]
+    return fused_product(a, b, operands, settings=settings, tile=tile, **given)
 
 
 def _by_xla(
@@ -68,14 +69,16 @@ def _by_xla(
     epilogue: Epilogue,
     precision: Any,
     out_sharding: Any,
-) -> jax.Array:
+) -> tuple[jax.Array, ...]:
     is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
-    dtype = out_dtype if is_plain else jnp.promote_types(out_dtype, jnp.float32)
+    dtype = out_dtype if is_plain else sums_dtype(out_dtype)
     if out_sharding is not None:
         out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
     dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)
     acc = lax.transpose(dot, [contraction.dot_out.index(mode) for mode in contraction.out])
-    return acc if is_plain else finish((acc,), epilogue, aligned(operands, contraction), out_dtype)[0]
+    if is_plain:
+        return (acc,)
+    return finish((acc,), epilogue, aligned(operands, contraction), out_dtype, contraction.reduced_axes)
 
 
 def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:

@@ -1,4 +1,4 @@
-"""`matmul(epilogue=)`: a product with any pointwise function of its sums behind it."""
+"""`matmul(epilogue=)`: a product with any pointwise function of its sums behind it, and reductions of such."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jax import lax
 from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import of_matmul
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.ops.functions import bound
-from jax_bwgemm.ops.reference import round_to
+from jax_bwgemm.ops.functions import traced
+from jax_bwgemm.ops.reference import round_to, sums_dtype
 from jax_bwgemm.ops.shape_rules import check_real, is_array, matmul_shape
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
@@ -34,8 +34,9 @@ def matmul_with(
     precision: Any,
     out_sharding: Any,
     settings: Config,
-) -> Array:
-    """`epilogue(a @ b, *operands)`, in float32 (or wider, of wider operands) and rounded once to `out_dtype`.
+) -> Any:
+    """`epilogue(a @ b, *operands)`, in float32 (or wider, of wider operands); arrays of its shape are rounded once, to
+    `out_dtype`, and what is made of their reductions is not.
 
     What a kernel cannot have is computed by XLA from the float32 product, as loudly as `settings` say.
     """
@@ -47,20 +48,23 @@ def matmul_with(
     values = [_operand(i, x, shape, out_dtype) for i, x in enumerate(operands)]
     contraction, *axes = of_matmul(a.shape, b.shape)
     a, b = (lax.squeeze(x, own) if own else x for x, own in zip((a, b), axes, strict=True))
-    wide = jnp.promote_types(out_dtype, jnp.float32)
+    wide = sums_dtype(out_dtype)
     options = {"precision": precision, "out_sharding": out_sharding, "settings": settings}
 
     def product() -> Array:
-        return contract(a, b, contraction=contraction, out_dtype=wide, tile=tile, **options)
+        return contract(a, b, contraction=contraction, out_dtype=wide, tile=tile, **options)[0]
 
     with record.listed():  # nothing runs yet, and nothing need be said
         sums = jax.eval_shape(product)
-    found = bound(epilogue, sums, values, contraction) if wide == jnp.float32 else f"it is computed in {wide}"
+    function = traced(epilogue, sums, values)
+    found = function.bound(contraction) if wide == jnp.float32 else f"it is computed in {wide}"
     if isinstance(found, str):
         name = getattr(epilogue, "__name__", type(epilogue).__name__)
         report_fallback(settings.on_fallback, f"the epilogue {name} of a product of {out_dtype}{list(shape)}", found)
-        return round_to(epilogue(product(), *(x.astype(wide) for x in values)), out_dtype)
-    return contract(
+        leaves = jax.tree.leaves(epilogue(product(), *(x.astype(wide) for x in values)))
+        rounded = [round_to(x, out_dtype) if i in function.matrices else x for i, x in enumerate(leaves)]
+        return jax.tree.unflatten(function.tree, rounded)
+    results = contract(
         a,
         b,
         found.operands,
@@ -70,6 +74,7 @@ def matmul_with(
         tile=tile,
         **options,
     )
+    return function.finished(results)
 
 
 def _operand(i: int, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -82,7 +82,7 @@ def gram(
     elif beta != 1.0:
         raise ValueError(f"`beta` requires a `residual`, which it scales, got {beta} without one")
     others = () if residual is None else (as_array("residual", residual),)
-    return contract(a, a, others, contraction=contraction, settings=settings, **params)
+    return contract(a, a, others, contraction=contraction, settings=settings, **params)[0]
 
 
 @functools.lru_cache(maxsize=64)

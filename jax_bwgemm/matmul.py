@@ -22,7 +22,7 @@ from jax_bwgemm.facts.problem import FP8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import finish
+from jax_bwgemm.ops.reference import finish, sums_dtype
 from jax_bwgemm.ops.shape_rules import (
     check_bias,
     check_real,
@@ -57,7 +57,7 @@ def matmul(
     device: str | None = None,
     emulate: str | None = None,
     deterministic: str | None = None,
-) -> Array:
+) -> Any:
     """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32; float8 on Hopper: see
     `precision`) and rounded once.
 
@@ -269,6 +269,6 @@ def _matmul_by_xla(
     is_fp8 = str(out_dtype) in FP8_DTYPES
     if epilogue.is_identity and not is_fp8:
         return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
-    acc_dtype = jnp.float32 if is_fp8 else jnp.promote_types(out_dtype, jnp.float32)
-    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=acc_dtype, out_sharding=out_sharding)
+    dtype = sums_dtype(out_dtype)
+    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=dtype, out_sharding=out_sharding)
     return finish((acc,), epilogue, extras, out_dtype)[0]

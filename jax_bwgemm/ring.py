@@ -46,7 +46,8 @@ class Ring:
     settings: Config
 
     def multiply(self, a: Array, b: Array, **options: Any) -> Array:
-        return matmul(a, b, **{"out_dtype": self.out_dtype} | dict(self.options) | options)
+        out: Array = matmul(a, b, **{"out_dtype": self.out_dtype} | dict(self.options) | options)
+        return out
 
     def gradient(self, out_dtype: Any, cotangent: Any) -> Ring:
         """Of a gradient of `out_dtype`: what is chosen for the forward product alone is left out."""

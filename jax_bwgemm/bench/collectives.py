@@ -174,7 +174,8 @@ def line(measured: Measured) -> str:
 
 
 def _ours(*operands: jax.Array, **settings: Any) -> jax.Array:
-    return jax_bwgemm.matmul(*operands, on_fallback="error", **settings)
+    out: jax.Array = jax_bwgemm.matmul(*operands, on_fallback="error", **settings)
+    return out
 
 
 def _ways(row: Row, mesh: Any, operands: Sequence[jax.Array]) -> tuple[dict[str, Any], dict[str, str]]:

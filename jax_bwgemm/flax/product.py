@@ -20,7 +20,7 @@ from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.mlp import gated_mlp, mlp
-from jax_bwgemm.ops.functions import Bound, bound
+from jax_bwgemm.ops.functions import Bound, traced
 from jax_bwgemm.ops.reference import OPS
 from jax_bwgemm.runtime.config import current, report_fallback
 
@@ -148,7 +148,7 @@ def finished(product: Product | Array, activation: Activation = None, residual: 
         precision=product.precision,
         out_sharding=product.out_sharding,
         settings=current(),
-    )
+    )[0]
 
 
 def _bound(product: Product, activation: Activation, residual: Any) -> Bound | None:
@@ -164,10 +164,11 @@ def _bound(product: Product, activation: Activation, residual: Any) -> Bound | N
 
         sums = product.result.update(dtype=jnp.dtype("float32"))
         try:
-            found = bound(function, sums, (*bias, *others), contraction)
+            found = traced(function, sums, (*bias, *others))
         except ValueError:  # it is not pointwise
             return None
-        return found if isinstance(found, Bound) else None
+        whole = found.bound(contraction) if found.is_single else None
+        return whole if isinstance(whole, Bound) else None
     ones = [[i for i, size in enumerate(x.shape) if size == 1] for x in bias]
     modes = ["".join(mode for i, mode in enumerate(contraction.out) if i not in own) for own in ones]
     extras = (*modes, *(contraction.out for _ in others))

@@ -171,7 +171,7 @@ def is_pointwise(eqn: Eqn) -> bool:
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         return all(map(is_pointwise, inner.jaxpr.eqns))
     is_constant = eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ()
-    return is_constant or eqn.primitive.name in _POINTWISE
+    return is_constant or eqn.primitive.name in _POINTWISE or eqn.primitive.name in _CASTS
 
 
 def _read_by(
@@ -181,24 +181,25 @@ def _read_by(
     a, b = dot.invars
     contraction = of_dot_general(a.aval.ndim, b.aval.ndim, dot.params["dimension_numbers"])
     contraction = dataclasses.replace(contraction, num_bs=len(products))
-    return read_by(tree, [eqns[i].outvars[0] for i in products], out, contraction, eqns, makers)
+    return read_by([tree], [eqns[i].outvars[0] for i in products], out, contraction, eqns, makers)
 
 
 def read_by(
-    tree: Tree,
+    trees: Sequence[Tree],
     sums: Sequence[Any],
     out: Any,
     contraction: Contraction,
     eqns: Sequence[Eqn],
     makers: Mapping[Any, int],
     dtypes: Sequence[str] = (),
+    reductions: Sequence[tuple[str, str]] = (),
 ) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
-    """The epilogue that computes `tree`, of the aval `out`, from the variables `sums`, of each b: the contraction with
-    its operands' modes, it, and these. `makers`: where variables are made; `dtypes`: an operand's, by default `out`'s.
-    UnfusableError if there is none."""
+    """The epilogue that computes `trees`, of the aval `out`, from the variables `sums`, of each b: the contraction with
+    its operands' modes, it, and these. `makers`: where variables are made; `dtypes`: an operand's, by default `out`'s;
+    `reductions`: of the last trees, as `epilogue_of` has them. UnfusableError if there is none."""
     inputs = {Leaf(x): role for x, role in zip(sums, (ACC, UP), strict=False)}
     extras, operands = {}, {}  # by role
-    for leaf in _leaves(tree):
+    for leaf in dict.fromkeys(leaf for tree in trees for leaf in _leaves(tree)):
         if leaf in inputs:
             continue
         operand, dims = _source(leaf.of, out, eqns, makers, dtypes or (str(out.dtype),))
@@ -206,7 +207,7 @@ def read_by(
         place = "mn" if len(dims) == out.ndim else "m" if modes and set(modes) <= set(contraction.free_a) else "n"
         role = _role(RESIDUAL if place == "mn" else BIAS, [x.role for x in inputs.values()])
         inputs[leaf], extras[role], operands[role] = Input(role, place), modes, operand
-    epilogue = epilogue_of(tree, inputs)
+    epilogue = epilogue_of(trees, inputs, reductions)
     roles = [x.role for x in epilogue.operands]
     whole = dataclasses.replace(contraction, extras=tuple(extras[role] for role in roles))
     return whole, epilogue, tuple(operands[role] for role in roles)

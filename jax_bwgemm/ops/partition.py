@@ -116,6 +116,8 @@ def divide(
     does: a summed mode that both operands have on that axis makes partial products, reduced and scattered. One that a
     single operand has sharded makes partial products where adding them moves no more bytes than gathering that operand.
     Unless it `may_sum`, there are no partial products: what is sharded along a sum is gathered.
+
+    Shards of unequal sizes are padded with anything, which is neither summed nor reduced.
     """
     a, b = specs[:2]
     kept: dict[str, Axes] = {}
@@ -134,10 +136,12 @@ def divide(
         if not kept[mode] and mode != scattered:
             kept[mode] = _free(next((x[mode] for x in (a, b) if x.get(mode)), ()), used)
             used |= set(kept[mode])
+        if any(mode not in modes for modes in contraction.reduced) and sizes[mode] % _parts(mesh, kept[mode]):
+            used -= set(kept[mode])
+            kept[mode] = ()
     summed: list[str] = []
     for mode in contraction.summed:
         axes = _free(a.get(mode) or b.get(mode, ()), used)
-        parts = math.prod(mesh[axis] for axis in axes)
         gathered = sum(
             _shard_elems(modes, sizes, mesh, kept) * width
             for modes, spec, width in zip(contraction.operands, (a, b), widths, strict=False)
@@ -145,16 +149,14 @@ def divide(
         )
         added = 2 * _shard_elems(contraction.out, sizes, mesh, kept) * widths[2]
         is_shared = a.get(mode) == b.get(mode)
-        # Shards of unequal sizes are padded with anything: it must not be summed.
-        is_worth_it = may_sum and (is_shared or added <= gathered) and sizes[mode] % parts == 0
+        is_worth_it = may_sum and (is_shared or added <= gathered) and sizes[mode] % _parts(mesh, axes) == 0
         kept[mode] = axes if is_worth_it else ()
         used |= set(kept[mode])
         summed += kept[mode]
     wanted = {mode: kept[mode] for mode in contraction.out}
     if scattered is not None:
         last = result[scattered][-1]
-        parts = math.prod(mesh[axis] for axis in (*kept[scattered], last))
-        if last in summed and sizes[scattered] % parts == 0:
+        if last in summed and sizes[scattered] % _parts(mesh, (*kept[scattered], last)) == 0:
             wanted[scattered] = (*kept[scattered], last)
         else:
             scattered = None
@@ -163,7 +165,11 @@ def divide(
 
 def _shard_elems(modes: str, sizes: Mapping[str, int], mesh: Mapping[str, int], kept: Placement) -> int:
     """Of an array whose modes are sharded as far as that is settled."""
-    return math.prod(-(-sizes[mode] // math.prod(mesh[axis] for axis in kept.get(mode, ()))) for mode in modes)
+    return math.prod(-(-sizes[mode] // _parts(mesh, kept.get(mode, ()))) for mode in modes)
+
+
+def _parts(mesh: Mapping[str, int], axes: Axes) -> int:
+    return math.prod(mesh[axis] for axis in axes)
 
 
 def _free(axes: Iterable[str], used: set[str]) -> Axes:

@@ -131,6 +131,11 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
+def sums_dtype(out_dtype: Any) -> Any:
+    """In which XLA has the sums of a result that is to be rounded."""
+    return jnp.dtype("float32") if str(out_dtype) in FP8_DTYPES else jnp.promote_types(out_dtype, jnp.float32)
+
+
 def _dot(
     a: jax.Array, b: jax.Array, contraction: Contraction, dtype: Any, precision: Any, out_sharding: Any
 ) -> jax.Array:

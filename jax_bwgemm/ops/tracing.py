@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Const, Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Const, Epilogue, Input, Node, Reduction
 from jax_bwgemm.facts.epilogue import OPS as KNOWN_OPS
 from jax_bwgemm.ops.reference import OPS
 
@@ -175,8 +176,11 @@ def _names() -> frozenset[str]:
     return frozenset().union(*(names(pattern.tree) for pattern in _patterns()))
 
 
-def epilogue_of(tree: Tree, inputs: Mapping[Leaf, Input]) -> Epilogue:
-    """The result `tree`, which reads `inputs`. UnfusableError names what is no operation of an epilogue."""
+def epilogue_of(
+    trees: Sequence[Tree], inputs: Mapping[Leaf, Input], reductions: Sequence[tuple[str, str]] = ()
+) -> Epilogue:
+    """Its results, and then what `reductions` (reducer, place) reduce, are the `trees`, which read `inputs`.
+    UnfusableError names what is no operation of an epilogue."""
     scalars: dict[str, float] = {}
 
     def node(tree: Tree) -> Node:
@@ -197,7 +201,17 @@ def epilogue_of(tree: Tree, inputs: Mapping[Leaf, Input]) -> Epilogue:
             return Apply("mul", (ACC, Const(by)))
         return Apply(pattern.op, tuple(map(node, args)))
 
-    return Epilogue(node(tree), tuple(scalars.items()))
+    if len(trees) > len(string.ascii_lowercase):
+        raise UnfusableError(f"an epilogue of {len(trees)} results has no names for them")
+    nodes = list(map(node, trees))
+    out, *seconds = nodes[: len(nodes) - len(reductions)]
+    reduced = zip(reductions, nodes[1 + len(seconds) :], string.ascii_lowercase, strict=False)
+    return Epilogue(
+        out,
+        tuple(scalars.items()),
+        tuple((f"result_{letter}", x) for letter, x in zip(string.ascii_lowercase[1:], seconds, strict=False)),
+        tuple(Reduction(f"reduced_{letter}", *how, x) for how, x, letter in reduced),
+    )
 
 
 def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:

@@ -172,7 +172,7 @@ def _of_split(
     columns, columns_bytes = _ways(stored[second], split.lead, split.columns, summed, guess, known, widths[second])
     out_elems = _size(own.out, guess)
     fuses = all(set(modes) <= set(split.columns if place == "n" else split.rows) for modes, place in vectors)
-    fuses &= not any(set(modes) & set(split.rows if place == "n" else split.columns) for modes, place in reduced)
+    fuses &= all(_reduces(split.rows if place == "n" else split.columns, modes, own.out) for modes, place in reduced)
     price = rows_bytes + columns_bytes + 2 * out_elems * widths[2] * split.is_moved + 8 * out_elems * (not fuses)
     found = View(
         _size(split.rows, known), _size(split.columns, known), _size(summed, known), _size(split.lead, known),
@@ -180,6 +180,12 @@ def _of_split(
         fuses,
     )  # fmt: skip
     return (price, _size(split.lead, guess), not split.columns, split.flips), found
+
+
+def _reduces(over: str, modes: str, out: str) -> bool:
+    """Whether a kernel that reduces the modes `over` of `out` leaves `modes`, or what XLA reduces to them: it has one at
+    least, since a batch of single rows would be reduced by XLA alone."""
+    return not set(over) & set(modes) and (bool(over) or set(out) <= set(modes))
 
 
 def _ways(

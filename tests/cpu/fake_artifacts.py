@@ -98,12 +98,12 @@ def layers(targets: Iterable[str] = ("sm_90a",)) -> list[Entry]:
     """What dense layers of bfloat16 take, forward and backward, on the tile of large products and on a small one."""
     kinds = ["identity", *("_".join(x) for x in itertools.product(("bias",), ("relu", "gelu", "silu", "residual")))]
     kinds += ["bias", "relu", "gelu", "silu", "residual", "bias_silu_residual"]
-    epilogues = [Epilogue(fused(kind)) for kind in kinds] + [pullback("relu")]
+    epilogues = [*(Epilogue(fused(kind)) for kind in kinds), pullback("relu"), pullback("relu", has_bias=True)]
     gated = [unit("silu", True), kept("silu", True)]
     tiles = [(tile, epilogues) for tile in (Tile(128, 256, cluster_m=2), Tile(64, 64))]
     tiles += [(Tile(128, 256, cluster_m=2, gated=True), gated), (Tile(64, 64), [pullback("silu", True)])]
     variants = [
-        Variant(target, *DTYPES[0], a, b, tile, own.out, seconds=own.seconds)
+        Variant(target, *DTYPES[0], a, b, tile, own.out, seconds=own.seconds, reductions=own.reductions)
         for target, (tile, owns), a, b in itertools.product(targets, tiles, "km", "nk")
         for own in owns
     ]

@@ -416,7 +416,7 @@ def test_kernels_of_a_training_step() -> None:
         return (nnx.merge(graphdef, state)(x).astype(F32) ** 2).sum()
 
     found = variants(jax.grad(loss), state, struct(4096, 1024))
-    assert sorted(found) == sorted(["bias", "bias_relu", pullback("relu").kind, "identity", "identity"])
+    assert sorted(found) == sorted(["bias", "bias_relu", pullback("relu", has_bias=True).kind, "identity", "identity"])
 
 
 # --- errors

@@ -77,7 +77,7 @@ def test_counts_by_hand():
     assert SQUARE.flops == 8192 * 8193 * 8192  # of a triangle, as for BLAS's syrk
     assert multiplied_flops(LARGE, SQUARE) == 2 * 8192**3 * 528 / 1024
     assert SQUARE.min_bytes == 2 * 2 * 8192**2  # a once, and the result
-    assert moves_of(LARGE, PLAIN) == (0, 2) and moves_of(LARGE, chain(has_residual=True).moves) == (1, 2)
+    assert moves_of(LARGE, PLAIN) == (0, 2, 0) and moves_of(LARGE, chain(has_residual=True).moves) == (1, 2, 0)
     assert defers_store(LARGE, "bfloat16", "tma", "sm_90a", moves=moves_of(LARGE, PLAIN))
 
 

@@ -24,7 +24,7 @@ INPUTS = dict(zip(LEAVES, (ACC, BIAS, RESIDUAL), strict=True))
 def traced(f: Callable[..., Any], dtype: Any = jnp.float32, num: int = 3) -> Epilogue:
     jaxpr = jax.make_jaxpr(f)(*[jax.ShapeDtypeStruct((4, 8), dtype)] * num)
     (tree,) = trees_of(jaxpr, LEAVES[:num])
-    return epilogue_of(tree, INPUTS)
+    return epilogue_of([tree], INPUTS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
