@@ -89,8 +89,13 @@ def matmul(
         output dtype (float8: bfloat16): of that the derivative is made, and it is all that a gradient keeps.
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       epilogue: a function that is called with the float32 product and the `operands`, in place of `alpha`, `bias`,
-        `activation` and `residual`; it is traced, and must be pointwise in the product. What kernels have no operation
-        for is said, and XLA computes it from the float32 product. Its derivative is JAX's.
+        `activation` and `residual`; it is traced, and must be pointwise in the product. It may return several arrays of
+        the product's shape, as any pytree, and beside them sums and largest values of such, `jnp.sum(y, axis)` and
+        `jnp.max(y, axis)` over any axes: kernels reduce rows or columns of what is in their registers, in one order.
+        These are float32, of values that are not rounded, and anything may be made of them (a mean, a norm), by XLA;
+        but nothing of the product's own shape may read them. What kernels have no operation for is said, and XLA
+        computes it from the float32 product. Its derivative is JAX's, of a largest value from what is reduced as
+        rounded to the output dtype (float8: bfloat16).
       operands: arrays that broadcast to the result's shape, for `epilogue`, which gets them in float32: vectors along m
         or n and matrices, rounded to the output dtype, as a bias is, and as what the function makes of such alone. A
         scalar that is computed has XLA compute the epilogue; one that Python knows is a part of the function.
@@ -109,12 +114,14 @@ def matmul(
       deterministic: "run" or "batch", as for `config`, which None takes it from.
 
     Returns:
-      An array of `jnp.matmul`'s shape.
+      An array of `jnp.matmul`'s shape; of an `epilogue` what that returns, arrays of this shape in the output dtype.
 
     Raises:
-      ValueError: shapes that do not fit, an `epilogue` that is not pointwise, operands that need an `out_dtype`,
-        complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot compute the
-        problem on the `device` (or on any, where that is open), or not as `deterministic` says, or `emulate` on CUDA.
+      ValueError: shapes that do not fit, an `epilogue` that is not pointwise but for sums and largest values, or that
+        returns no array of the product's shape, or something that the product has no part in, operands that need an
+        `out_dtype`, complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot
+        compute the problem on the `device` (or on any, where that is open), or not as `deterministic` says, or
+        `emulate` on CUDA.
       TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
@@ -122,7 +129,8 @@ def matmul(
       >>> x, w = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((256, 128), jnp.bfloat16)
       >>> jax.jit(jax_bwgemm.matmul)(x, w).shape
       (512, 128)
-      >>> jax_bwgemm.matmul(x, w, epilogue=lambda acc, b, r: jax.nn.silu(acc + b) * r, operands=(bias, gate))
+      >>> y = jax_bwgemm.matmul(x, w, epilogue=lambda acc, b, r: jax.nn.silu(acc + b) * r, operands=(bias, gate))
+      >>> y, amax = jax_bwgemm.matmul(x, w, epilogue=lambda acc: (acc, jnp.max(jnp.abs(acc))))
     """
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
     settings = resolve(on_fallback, device, emulate, deterministic=deterministic)

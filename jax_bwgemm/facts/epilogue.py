@@ -177,6 +177,11 @@ class Epilogue:
         return self == Epilogue()
 
     @property
+    def returns_sums(self) -> bool:
+        """Whether all that it returns beside its result is the sums: these may be rounded before what follows them."""
+        return [node for _, node in self.seconds] == [ACC] and not self.reductions
+
+    @property
     def num_matrices(self) -> int:
         """How many matrices of the result's shape it reads."""
         return sum(node.place == "mn" for node in self.operands)

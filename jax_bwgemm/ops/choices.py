@@ -117,7 +117,7 @@ def asked_of(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, A
         view = dataclasses.replace(view, fuses=view.fuses and params["epilogue"].is_identity)
     if problem.epilogue.reductions and not problem.is_static:  # whose parts have sizes that only a run knows
         view = dataclasses.replace(view, fuses=False)
-    posed = problem if view.fuses else (alone(problem) or problem)
+    posed = problem if view.fuses else (alone(problem, fuses=False) or problem)
     known, symbols = (posed, None) if settings.is_emulated else stand_in(posed)
     asked = Asked(
         known,

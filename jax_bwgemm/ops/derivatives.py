@@ -186,11 +186,12 @@ def _of_function(fused: Fused, inner: Epilogue, outer: Epilogue, tangent: Any, o
 def _beside(
     fused: Fused, more: tuple[tuple[str, Node], ...], dtype: Any
 ) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
-    """Its results, and `more` matrices from the same kernel."""
-    epilogue = fused.epilogue
-    kept = dataclasses.replace(epilogue, seconds=(*epilogue.seconds, *more))
-    outs, num = fused.results(kept, dtype), len(epilogue.results)
-    return [*outs[:num], *outs[num + len(more) :]], outs[num : num + len(more)]
+    """Its results, and `more` matrices from the same kernel, which may be among them."""
+    epilogue, nodes = fused.epilogue, [node for _, node in fused.epilogue.results]
+    num, new = len(nodes), tuple(x for x in more if x[1] not in nodes)
+    outs = fused.results(dataclasses.replace(epilogue, seconds=(*epilogue.seconds, *new)), dtype)
+    nodes += [node for _, node in new]
+    return [*outs[:num], *outs[len(nodes) :]], tuple(outs[nodes.index(node)] for _, node in more)
 
 
 def _gated(fused: Fused, tangents: Any, dots: Any) -> tuple[Any, Any]:

@@ -253,7 +253,7 @@ def _parts(taker: Taker, decision: Decision, num: int) -> list[Any]:
 def _of_product(ctx: Any, inner: Epilogue, outer: Epilogue) -> Any:
     """The context of a product with the first part of an epilogue: of its first operands, and one result, in float32
     unless it is itself a result."""
-    out = ctx.avals_out[0] if outer.seconds else ctx.avals_out[0].update(dtype=jnp.dtype("float32"))
+    out = ctx.avals_out[0] if outer.returns_sums else ctx.avals_out[0].update(dtype=jnp.dtype("float32"))
     return ctx.replace(avals_in=ctx.avals_in[: 2 + len(inner.operands)], avals_out=[out])
 
 

@@ -183,8 +183,8 @@ def _of_split(
 
 
 def _reduces(over: str, modes: str, out: str) -> bool:
-    """Whether a kernel that reduces the modes `over` of `out` leaves `modes`, or what XLA reduces to them: it has one at
-    least, since a batch of single rows would be reduced by XLA alone."""
+    """Whether a kernel that reduces the modes `over` of `out` leaves `modes`, or what XLA reduces to them. There is one
+    that it reduces, since a batch of single rows would be XLA's to reduce."""
     return not set(over) & set(modes) and (bool(over) or set(out) <= set(modes))
 
 

@@ -137,14 +137,14 @@ def asked_problems() -> Iterator[list[tuple[Problem, Arch]]]:
         _asked.reset(token)
 
 
-def alone(problem: Problem) -> Problem | None:
+def alone(problem: Problem, fuses: bool = True) -> Problem | None:
     """The product that XLA can finish: in float32, so that there is one rounding as ever, or what goes into a function,
-    if that is a result. None where that is what was asked, of integers, which are not rounded, and of gated products,
-    which are two."""
-    inner, outer = unfused(problem.epilogue)
+    if that is a result; without any vector, unless it `fuses` them. None where that is what was asked, of integers,
+    which are not rounded, and of gated products, which are two."""
+    inner, outer = unfused(problem.epilogue) if fuses else (Epilogue(), problem.epilogue)
     if problem.epilogue.is_gated:
         return None
-    if outer.seconds:
+    if outer.returns_sums:
         return dataclasses.replace(problem, epilogue=inner)
     plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
     return None if plain == problem or problem.out_dtype == "int32" else plain

@@ -155,8 +155,7 @@ REFUSED = {
     "transpose": (lambda acc: acc.T.T, "got `transpose`"),
     "slice": (lambda acc: acc[::-1], "got `rev`"),
     "product": (lambda acc: acc @ acc.T @ acc, "got `(transpose|dot_general)`"),
-    "shape": (lambda acc: acc[:, :2], r"returns one array of shape \(24, 8\), got float32\[24, 2\]"),
-    "two": (lambda acc: (acc, acc), r"returns one array of shape \(24, 8\), got \('float32"),
+    "shape": (lambda acc: acc[:, :2], "got `slice`"),
 }
 
 

@@ -172,6 +172,17 @@ def test_an_epilogue_without_a_kernel_in_shard_map(artifacts_dir):
     assert call["types"] in [f"({a}, {b}) -> tensor<1x16x32xf32>" for a, b in ((rows, weights), (weights, rows))]
 
 
+def test_a_function_of_a_mapped_bias(artifacts_dir):
+    """No kernel has a vector for each matrix: of what goes into the function, which a gradient keeps, either."""
+
+    def f(x, w, b):
+        return jax.jvp(lambda x: matmul(x, w, bias=b, activation="gelu"), (x,), (x,))
+
+    found = calls(hlo(jax.vmap(f), struct(4, 512, 256), struct(4, 256, 1024), struct(4, 1024)))
+    assert sorted(call["variant"].split("_")[4] for call in found) == ["bf16", "f32"]
+    assert all(call["variant"].endswith("_identity") for call in found)
+
+
 def test_neither_fused_nor_alone(artifacts_dir):
     """There is no float16 product in float32 here; the reason is the one for the whole."""
     x, w = struct(512, 256, dtype="float16"), struct(256, 1024, dtype="float16")

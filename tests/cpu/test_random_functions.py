@@ -66,6 +66,27 @@ def test_results(epilogue: Epilogue, dtype: str, seed: int) -> None:
 
 
 @settings(max_examples=rounds(60), deadline=None, derandomize=TIMES == 1)
+@given(epilogues(), st.sampled_from(["bfloat16", "float32"]), st.integers(0, 99))
+def test_reductions(epilogue: Epilogue, dtype: str, seed: int) -> None:
+    """Of values that are not rounded: a sum in whatever order, and the largest."""
+    product = Product(epilogue, dtype, dtype)
+    operands, (a, b, *others) = given_to(product, seed)
+    f = function_of(product)
+
+    def reducing(*args: Any) -> Any:
+        y = f(*args)
+        return y, y.sum(-1), y.max(-2)
+
+    out, total, largest = map(np.asarray, matmul(a, b, epilogue=reducing, operands=tuple(others)))
+    of = Arithmetic(xla=True, vectors=HALF_ULP[dtype])
+    product.check({"out": out}, operands, of)
+    low, high = (np.broadcast_to(x, SHAPE[:2]) for x in product.intervals(operands, of)["out"])
+    slack = SHAPE[1] * 2.0**-24 * np.maximum(np.abs(low), np.abs(high)).sum(1)
+    assert ((low.sum(1) - slack <= total) & (total <= high.sum(1) + slack)).all()
+    assert ((low.max(0) <= largest) & (largest <= high.max(0))).all()
+
+
+@settings(max_examples=rounds(60), deadline=None, derandomize=TIMES == 1)
 @given(st.data(), st.booleans(), st.sampled_from(["bfloat16", "float32"]), st.integers(0, 99))
 def test_several_results(data: st.DataObject, is_gated: bool, dtype: str, seed: int) -> None:
     """Of one and of two products, as an expression."""
@@ -82,33 +103,43 @@ def test_several_results(data: st.DataObject, is_gated: bool, dtype: str, seed: 
 
 
 @settings(max_examples=rounds(40), deadline=None, derandomize=TIMES == 1)
-@given(epilogues(), st.integers(0, 99))
-def test_gradients(epilogue: Epilogue, seed: int) -> None:
-    """Of every operand, against JAX's own of the unfused function in float64: no further from it than what is computed
-    from a slope that is anywhere in its interval."""
+@given(epilogues(), st.booleans(), st.integers(0, 99))
+def test_gradients(epilogue: Epilogue, reduces: bool, seed: int) -> None:
+    """Of every operand, also where the result is summed over rows, against JAX's own of the unfused function in
+    float64: no further from it than what is computed from a slope that is anywhere in its interval."""
     product = Product(epilogue, "float32", "float32")
     operands, args = given_to(product, seed)
     f, every = function_of(product), tuple(range(len(args)))
-    weights = np.random.default_rng([seed, 1]).standard_normal(SHAPE[:2], np.float32)
+    rng = np.random.default_rng([seed, 1])
+    weights, columns = (rng.standard_normal(shape, np.float32) for shape in (SHAPE[:2], SHAPE[1]))
+    columns = columns if reduces else np.zeros_like(columns)
+
+    def with_sums(*args: Any) -> Any:
+        y = f(*args)
+        return y, y.sum(-2)
 
     def ours(a: Any, b: Any, *others: Any) -> Any:
-        return (matmul(a, b, epilogue=f, operands=others) * weights).sum()
+        if not reduces:
+            return (matmul(a, b, epilogue=f, operands=others) * weights).sum()
+        y, sums = matmul(a, b, epilogue=with_sums, operands=others)
+        return (y * weights).sum() + (sums * columns).sum()
 
     got = jax.jit(jax.grad(ours, every))(*args)
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(x, np.float64)) for x in args]
-        want = jax.jit(jax.grad(lambda a, b, *x: (f(a @ b, *x) * weights.astype(np.float64)).sum(), every))(*wide)
-    for role, own, exact, bound in zip(operands, got, want, bounds(product, operands, weights), strict=True):
+        exactly = weights.astype(np.float64) + columns
+        want = jax.jit(jax.grad(lambda a, b, *x: (f(a @ b, *x) * exactly).sum(), every))(*wide)
+    magnitudes = np.abs(weights.astype(np.float64)) + np.abs(columns)
+    for role, own, exact, bound in zip(operands, got, want, bounds(product, operands, magnitudes), strict=True):
         error = np.abs(np.asarray(own, np.float64) - np.asarray(exact)).reshape(bound.shape)
         assert (error <= bound).all(), (
             f"{role} of {product}: {error.max()} where {bound[error > bound].max()} is allowed"
         )
 
 
-def bounds(product: Product, operands: dict[str, np.ndarray], weights: np.ndarray) -> list[np.ndarray]:
-    """Of the gradient by each operand: how wide the interval is in which it lies."""
+def bounds(product: Product, operands: dict[str, np.ndarray], magnitude: np.ndarray) -> list[np.ndarray]:
+    """Of the gradient by each operand, for cotangents of this magnitude: how wide the interval is in which it lies."""
     known, result = product.known(operands), product.epilogue.out
-    magnitude = np.abs(weights.astype(np.float64))
 
     def slopes(x: Input) -> tuple[np.ndarray, np.ndarray]:
         """By how much the cotangents of a place may differ, and their magnitudes."""

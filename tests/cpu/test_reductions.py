@@ -257,6 +257,7 @@ def divided(f: Fun, operands: Sequence[jax.Array]) -> tuple[Any, str]:
     """By the rule for CUDA, on this CPU: what it returns, and the partitioned program. XLA has the local products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
+        patch.setattr(lowering, "expected", lambda asked: Attempt(Route(asked.problem), is_missing=True))
         patch.setattr(choices, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
         program = jax.jit(lambda *x: f(*x)).lower(*operands).compile()
     return program(*operands), program.as_text()

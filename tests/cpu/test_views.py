@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -90,6 +91,30 @@ def test_what_lies_before_a_transpose_is_another_way() -> None:
 )
 def test_vectors_of_a_kernel_lie_along_n(text: str, fuses: bool) -> None:
     assert viewed(text, sized("b2 m3 k4 n5 v6"), places=("n",)).fuses == fuses
+
+
+@pytest.mark.parametrize(
+    "text, modes, place, want",
+    [
+        ("mk,kn->mn", "n", "n", (1, 4, 5)),
+        ("mk,kn->mn", "m", "m", (1, 4, 5)),
+        ("mk,kn->mn", "", "m", (1, 4, 5)),
+        ("bmk,kn->bmn", "bn", "n", (2, 3, 5)),  # rows that are reduced apart are a batch
+        ("bmk,kn->bmn", "n", "n", (1, 6, 5)),
+        ("bmk,kn->bmn", "bm", "m", (1, 6, 5)),
+        ("bmk,bkn->bmn", "n", "n", (2, 3, 5)),  # XLA reduces over the batch
+        ("bmk,kn->bmn", "mn", "n", None),  # over a batch alone
+        ("mk,kn->mn", "m", "n", None),
+        ("mk,kn->nm", "n", "n", None),  # b has the rows
+    ],
+)
+def test_what_a_kernel_reduces(text: str, modes: str, place: str, want: tuple[int, ...] | None) -> None:
+    """l, m and n, if it does: all rows or all columns."""
+    sizes = sized("b2 m3 k4 n5") if "b" in text else sized("m4 k4 n5")
+    of = dataclasses.replace(contraction(text), reduced=("".join(x for x in contraction(text).out if x in modes),))
+    found = view(of, tuple(sizes.items()), reduced=(place,))
+    assert found.fuses == (want is not None)
+    assert want is None or (found.batch, found.m, found.n) == want
 
 
 def test_one_column_is_a_row_and_its_bias_a_vector() -> None:

@@ -255,8 +255,9 @@ def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
 
 
 def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:
-    """Every repack of every target."""
-    return [Repack(*fields) for fields in itertools.product(targets, KINDS, ELEMENT_BYTES)]
+    """Every repack of every target, but of those that only some dtypes' kernels have: any target of a device does."""
+    own = [target for target in targets if arch_of(target).target == target]
+    return [Repack(*fields) for fields in itertools.product(own, KINDS, ELEMENT_BYTES)]
 
 
 def _of_row(row: Row, target: str) -> Iterator[Variant]:
