@@ -172,7 +172,8 @@ def _of_split(
     columns, columns_bytes = _ways(stored[second], split.lead, split.columns, summed, guess, known, widths[second])
     out_elems = _size(own.out, guess)
     fuses = all(set(modes) <= set(split.columns if place == "n" else split.rows) for modes, place in vectors)
-    fuses &= all(_reduces(split.rows if place == "n" else split.columns, modes, own.out) for modes, place in reduced)
+    sides = {"n": (split.rows, split.columns), "m": (split.columns, split.rows)}
+    fuses &= all(_reduces(*sides[place], modes, own) for modes, place in reduced)
     price = rows_bytes + columns_bytes + 2 * out_elems * widths[2] * split.is_moved + 8 * out_elems * (not fuses)
     found = View(
         _size(split.rows, known), _size(split.columns, known), _size(summed, known), _size(split.lead, known),
@@ -182,10 +183,12 @@ def _of_split(
     return (price, _size(split.lead, guess), not split.columns, split.flips), found
 
 
-def _reduces(over: str, modes: str, out: str) -> bool:
-    """Whether a kernel that reduces the modes `over` of `out` leaves `modes`, or what XLA reduces to them. There is one
-    that it reduces, since a batch of single rows would be XLA's to reduce."""
-    return not set(over) & set(modes) and (bool(over) or set(out) <= set(modes))
+def _reduces(over: str, left: str, modes: str, own: Contraction) -> bool:
+    """Whether a kernel that reduces the modes `over` and has those `left` leaves `modes`, or what XLA reduces to them.
+    There is one that it reduces and one that it leaves, where there is any: a batch of single rows would be XLA's to
+    reduce, and one of single columns a batch of thin products."""
+    leaves = bool(left) or set(modes) <= set(own.batch)
+    return not set(over) & set(modes) and leaves and (bool(over) or set(own.out) <= set(modes))
 
 
 def _ways(
