@@ -274,8 +274,7 @@ def _matmul_by_xla(
     out_sharding: Any,
 ) -> Array:
     """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is."""
-    is_fp8 = str(out_dtype) in FP8_DTYPES
-    if epilogue.is_identity and not is_fp8:
+    if epilogue.is_identity and str(out_dtype) not in FP8_DTYPES:
         return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
     dtype = sums_dtype(out_dtype)
     acc = jnp.matmul(a, b, precision=precision, preferred_element_type=dtype, out_sharding=out_sharding)

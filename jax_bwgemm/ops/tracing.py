@@ -201,17 +201,14 @@ def epilogue_of(
             return Apply("mul", (ACC, Const(by)))
         return Apply(pattern.op, tuple(map(node, args)))
 
-    if len(trees) > len(string.ascii_lowercase):
+    names, num = string.ascii_lowercase, len(trees) - len(reductions)
+    if len(trees) > len(names):
         raise UnfusableError(f"an epilogue of {len(trees)} results has no names for them")
     nodes = list(map(node, trees))
-    out, *seconds = nodes[: len(nodes) - len(reductions)]
-    reduced = zip(reductions, nodes[1 + len(seconds) :], string.ascii_lowercase, strict=False)
-    return Epilogue(
-        out,
-        tuple(scalars.items()),
-        tuple((f"result_{letter}", x) for letter, x in zip(string.ascii_lowercase[1:], seconds, strict=False)),
-        tuple(Reduction(f"reduced_{letter}", *how, x) for how, x, letter in reduced),
-    )
+    seconds = tuple((f"result_{x}", own) for x, own in zip(names[1:], nodes[1:num], strict=False))
+    reduced = zip(names, reductions, nodes[num:], strict=False)
+    found = tuple(Reduction(f"reduced_{x}", *how, own) for x, how, own in reduced)
+    return Epilogue(nodes[0], tuple(scalars.items()), seconds, found)
 
 
 def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:
