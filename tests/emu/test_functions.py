@@ -106,3 +106,24 @@ def test_any_function(target: str, name: str, tmp_path: Path, monkeypatch: pytes
         got, names = run(lambda: matmul(X, W, epilogue=f, operands=operands))
     assert len(names) == 1 and "expr" in names[0]
     close(got, f(jnp.matmul(X, W, preferred_element_type=F32), *(x.astype(F32) for x in operands)))
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_reductions(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several results, and what a kernel reduces of rows and of columns: one kernel, of a matrix and of a stack."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def f(acc: Any, b: Any) -> Any:
+        y = jax.nn.relu(acc + b)
+        return y, y.sum(-2), jnp.abs(acc).max((-1, -2)), (y * y).mean(-1), acc
+
+    for x in (X, jnp.stack([X, -X])):
+        with config(emulate=target, on_fallback="error", compile_missing="auto"):
+            got, names = run(jax.jit(lambda x: matmul(x, W, epilogue=f, operands=(BIAS,))), x)
+        want = f(jnp.matmul(x, W, preferred_element_type=F32), BIAS.astype(F32))
+        assert len(names) == 1 and names[0].count("_sum") == 2 and names[0].count("_max") == 1
+        assert [x.dtype for x in got] == [jnp.bfloat16, F32, F32, F32, jnp.bfloat16]
+        jax.tree.map(close, got, want)
+        for g, w in zip(got[1:4], want[1:4], strict=True):  # of values that are not rounded
+            np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * float(jnp.abs(w).max()))
