@@ -26,13 +26,6 @@ SUMS_LIMIT, OPERAND_LIMIT = 6.0, 3.0  # of magnitudes: standard normal, cut off 
 SCALARS = {"alpha": 0.5, "beta": -1.25}
 VECTORS = [Input("rows", "m"), Input("columns", "n"), Input("bias", "n")]
 OPERANDS = [Input("factor", "one"), *VECTORS, Input("residual", "mn"), Input("gate", "mn")]
-    Input("factor", "one"),
-    Input("rows", "m"),
-    Input("columns", "n"),
-    Input("bias", "n"),
-    Input("residual", "mn"),
-    Input("gate", "mn"),
-]
 LEAVES = [*[ACC] * 5, *OPERANDS, *(Input(role, "scalar") for role in SCALARS)]
 CONSTS = [Const(x) for x in (-1.5, -0.25, 0.0, 0.5, 1.0, 3.0)]
 ROLES = ("second", "third")
