@@ -17,7 +17,7 @@ bool TakeExtent(Scanner* scanner, Extent* extent) {
   std::string_view name;
   if (!scanner->TakeName(&name)) return false;
   *extent = static_cast<Extent>(name[0]);
-  return name == "bytes" || (name.size() == 1 && std::string_view("lmnk").find(name[0]) != std::string_view::npos);
+  return name == "bytes" || (name.size() == 1 && std::string_view("lmnk1").find(name[0]) != std::string_view::npos);
 }
 
 // "l?", "k+", "m/16"

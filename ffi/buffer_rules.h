@@ -17,8 +17,8 @@ namespace jbw {
 
 inline constexpr int32_t kAlignBytes = 16;  // of TMA's addresses and row pitches (cuTensorMapEncodeTiled)
 
-// One dimension of a buffer: the batch (l), m, n, k, or any number of bytes.
-enum class Extent : char { kBatch = 'l', kM = 'm', kN = 'n', kK = 'k', kBytes = 'b' };
+// One dimension of a buffer: the batch (l), m, n, k, one, or any number of bytes.
+enum class Extent : char { kBatch = 'l', kM = 'm', kN = 'n', kK = 'k', kOne = '1', kBytes = 'b' };
 
 struct Dim {
   Extent extent;

@@ -52,6 +52,7 @@ size_t SmallestK(const BufferRules& rules, const JbwBuffers& buffers, int64_t* k
 int64_t* Find(Sizes* sizes, Extent extent) {
   if (extent == Extent::kBatch) return &sizes->batch;
   if (extent == Extent::kM) return &sizes->m;
+  if (extent == Extent::kOne) return &sizes->one;
   return extent == Extent::kN ? &sizes->n : &sizes->k;
 }
 

@@ -31,7 +31,7 @@ inline constexpr int32_t kLineBytes = 128;  // of the L2 cache
 inline constexpr int64_t kInt32Max = INT32_MAX;
 
 struct Sizes {
-  int64_t batch, m, n, k;
+  int64_t batch, m, n, k, one = 1;
 };
 
 // What rows of `size` elements may be padded to: the multiples of 16 bytes up to the end of their last cache line.

@@ -18,7 +18,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, for_xla, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import aligned, finish, sums_dtype
-from jax_bwgemm.ops.shape_rules import named, reordered, viewed
+from jax_bwgemm.ops.shape_rules import named, operand_dtypes, reordered, viewed
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
 
@@ -49,7 +49,8 @@ def contract(
         "precision": canonical(precision),
         "out_sharding": named(out_sharding),
     }
-    operands = [x.astype(out_dtype) for x in operands]
+    given_as = operand_dtypes(given["epilogue"], given["out_dtype"])
+    operands = [x.astype(dtype) for x, dtype in zip(operands, given_as, strict=True)]
     problem = viewed((a, b, *operands), **given)[1]
     if reason := why_not_ours(problem, given["precision"]):
         refuse(settings, problem, reason)

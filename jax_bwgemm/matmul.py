@@ -97,8 +97,8 @@ def matmul(
         computes it from the float32 product. Its derivative is JAX's, of a largest value from what is reduced as
         rounded to the output dtype (float8: bfloat16).
       operands: arrays that broadcast to the result's shape, for `epilogue`, which gets them in float32: vectors along m
-        or n and matrices, rounded to the output dtype, as a bias is, and as what the function makes of such alone. A
-        scalar that is computed has XLA compute the epilogue; one that Python knows is a part of the function.
+        or n and matrices, rounded to the output dtype, as a bias is, and as what the function makes of such alone.
+        Scalars, such as a scale that was computed, are float32; one that Python knows is a part of the function.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
         For float8, Hopper's tensor cores keep some 12 bits of a sum (Blackwell's float32); the algorithm

@@ -24,7 +24,8 @@ Choose = Callable[[Sequence[Any]], Any]
 DEPTH, LARGEST = 4, 64.0  # of an expression; of its values
 SUMS_LIMIT, OPERAND_LIMIT = 6.0, 3.0  # of magnitudes: standard normal, cut off where operands are made
 SCALARS = {"alpha": 0.5, "beta": -1.25}
-OPERANDS = [Input("rows", "m"), Input("columns", "n"), Input("bias", "n"), Input("residual", "mn"), Input("gate", "mn")]
+VECTORS = [Input("rows", "m"), Input("columns", "n"), Input("bias", "n")]
+OPERANDS = [Input("factor", "one"), *VECTORS, Input("residual", "mn"), Input("gate", "mn")]
 LEAVES = [*[ACC] * 5, *OPERANDS, *(Input(role, "scalar") for role in SCALARS)]
 CONSTS = [Const(x) for x in (-1.5, -0.25, 0.0, 0.5, 1.0, 3.0)]
 ROLES = ("second", "third")
@@ -120,8 +121,11 @@ class Product:
         made = {"a": normal(*stored["a"], dtype=self.dtype)}
         for role in ("b", "up")[: 1 + self.is_gated]:
             made[role] = normal(*stored["b"], dtype=self.dtype, scale=k**-0.5)
-        sizes = {"m": (m,), "n": (n,), "mn": (m, n) if self.majors[2] == "n" else (n, m)}
-        return made | {x.role: normal(*sizes[x.place], dtype=self.out_dtype) for x in self.epilogue.operands}
+        sizes = {"one": (1,), "m": (m,), "n": (n,), "mn": (m, n) if self.majors[2] == "n" else (n, m)}
+        dtypes = {"one": "float32"}
+        return made | {
+            x.role: normal(*sizes[x.place], dtype=dtypes.get(x.place, self.out_dtype)) for x in self.epilogue.operands
+        }
 
     def known(self, operands: Mapping[str, np.ndarray]) -> dict[Node, Interval]:
         """The epilogue's inputs, of shapes that broadcast to (m, n)."""

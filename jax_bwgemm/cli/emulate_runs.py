@@ -68,7 +68,7 @@ def _upright(x: Input, value: np.ndarray, problem: Problem) -> np.ndarray:
     """What an epilogue reads, as it meets (l, m, n)."""
     if x.place == "mn":
         return value if problem.c_major == "n" else value.swapaxes(1, 2)
-    return value if x.place == "n" else value[:, None]
+    return value[:, None] if x.place == "m" else value
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

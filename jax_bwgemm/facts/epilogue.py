@@ -17,7 +17,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-PLACES = ("acc", "scalar", "n", "m", "mn")  # of an input: sums; one number; a vector along n or m; a matrix
+# Of an input: sums; a number that the host knows at run time; one that lies on the device, float32; a vector along n
+# or m; a matrix.
+PLACES = ("acc", "scalar", "one", "n", "m", "mn")
 REDUCERS = ("sum", "max")
 SUMS = ("acc", "up", "left")  # roles of sums: a @ b, a @ up of a gated product, and left @ b of that one's transpose
 
@@ -70,7 +72,8 @@ ACTIVATIONS = tuple(_ACTIVATIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """`role`: by what name callers, kernels and errors know it. A vector or a matrix has the result's dtype."""
+    """`role`: by what name callers, kernels and errors know it. A vector or a matrix has the result's dtype, a number
+    on the device is float32."""
 
     role: str
     place: str
@@ -110,6 +113,7 @@ Node = Input | Const | Apply
 ACC, ALPHA = Input("acc", "acc"), Input("alpha", "scalar")
 UP = Input("up", "acc")  # the sums of a gated product's second b
 BIAS, RESIDUAL, BETA = Input("bias", "n"), Input("residual", "mn"), Input("beta", "scalar")
+FACTOR = Input("factor", "one")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +168,8 @@ class Epilogue:
 
     @property
     def operands(self) -> tuple[Input, ...]:
-        """The vectors and matrices that it reads, in the order in which primitives and kernels take them."""
+        """The numbers on the device, vectors and matrices that it reads, in the order in which primitives and kernels
+        take them."""
         return tuple(node for node in self._inputs() if node.place not in ("acc", "scalar"))
 
     @property
@@ -290,7 +295,7 @@ def label(node: Node) -> str:
     found, names = steps(node), []
     for step in found or ():
         known = {"scale": ("mul", (ALPHA,)), "bias": ("add", (BIAS,)), "residual": ("add", (RESIDUAL,))}
-        known["gate"] = "mul", (UP,)
+        known |= {"gate": ("mul", (UP,)), "factor": ("mul", (FACTOR,))}
         own = step.op, tuple(_upright(arg) for arg in step.args[1:])
         names.append(next((name for name, what in known.items() if what == own), step.op if not own[1] else ""))
     if found is None or "" in names:
@@ -338,7 +343,7 @@ _NUMBER = r"-?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|inf\b|nan\b)"
 
 def parse(text: str) -> Node:
     """The inverse of `str`. ValueError for anything else."""
-    tokens = re.findall(rf"{_NUMBER}|[a-z_]+(?::(?:mn|m|n))?|[(),]", text)
+    tokens = re.findall(rf"{_NUMBER}|[a-z_]+(?::(?:one|mn|m|n))?|[(),]", text)
     node = _parse(tokens)
     if tokens or str(node) != text:
         raise ValueError(f"an expression requires the form 'relu(add(acc, bias:n))', got {text!r}")

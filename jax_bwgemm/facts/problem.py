@@ -107,10 +107,12 @@ class Problem:
 
     @property
     def extras(self) -> tuple[Array, ...]:
-        """The operands behind a and b: vectors, and matrices of the result's shape, all of its dtype."""
+        """The operands behind a and b: vectors, and matrices of the result's shape, all of its dtype; and numbers."""
         stored = (self.batch, self.m, self.n) if self.c_major == "n" else (self.batch, self.n, self.m)
-        shapes = {"n": (self.n,), "m": (self.m,), "mn": stored}
-        return tuple(Array(x.role, shapes[x.place], self.out_dtype) for x in self.epilogue.operands)
+        shapes = {"one": (1,), "n": (self.n,), "m": (self.m,), "mn": stored}
+        dtypes = {"one": "float32"}
+        found = ((x.role, shapes[x.place], dtypes.get(x.place, self.out_dtype)) for x in self.epilogue.operands)
+        return tuple(Array(*own) for own in found)
 
     @property
     def results(self) -> tuple[Array, ...]:

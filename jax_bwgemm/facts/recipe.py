@@ -23,9 +23,9 @@ MAPS = ("tma", "tma2")  # of a buffer, its first tensor map and its second
 class Buffer:
     """An operand or a result: `a:bfloat16[l?,m,k+]%16`.
 
-    `dims`, the contiguous one last, are of l (the batch), m, n and k, or "bytes". Behind a name "?" says that it may be
-    1, one matrix for the whole batch; "+" that zeros may follow where TMA cannot step over rows of that size; and "/16"
-    that there is one for every 16, or for what is left.
+    `dims`, the contiguous one last, are of l (the batch), m, n and k, or 1 or "bytes". Behind a name "?" says that it
+    may be 1, one matrix for the whole batch; "+" that zeros may follow where TMA cannot step over rows of that size;
+    and "/16" that there is one for every 16, or for what is left.
     """
 
     role: str
@@ -40,7 +40,8 @@ class Buffer:
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Of the `sizes` of its dimensions by their names; neither shared nor padded."""
         parts = (re.fullmatch(r"(\w+)[?+]*(?:/(\d+))?", dim) for dim in self.dims)
-        return tuple(-(-sizes[part[1]] // int(part[2] or 1)) for part in parts if part)
+        known = {"1": 1, **sizes}
+        return tuple(-(-known[part[1]] // int(part[2] or 1)) for part in parts if part)
 
     @classmethod
     def from_str(cls, text: str, is_result: bool = False) -> Buffer:

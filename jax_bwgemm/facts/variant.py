@@ -113,8 +113,12 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
     found = [Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+"))]
     bs = () if variant.tile.symmetric else b_roles(variant)  # else a's second tensor map is b's
     found += [Buffer(role, variant.b_dtype, b_dims) for role in bs]
-    dims = {"n": ("n",), "m": ("m",), "mn": out}
-    found += [Buffer(x.role, variant.out_dtype, dims[x.place]) for x in variant.steps.operands]
+    dims = {"one": ("1",), "n": ("n",), "m": ("m",), "mn": out}
+    dtypes = {"one": "float32"}
+    found += [
+        Buffer(x.role, dtypes.get(x.place, variant.out_dtype), dims[x.place], 4 if x.place == "one" else ALIGN_BYTES)
+        for x in variant.steps.operands
+    ]
     align_bytes = DTYPE_BYTES[variant.out_dtype] if threads_store else ALIGN_BYTES
     found += [Buffer(role, variant.out_dtype, out, align_bytes, is_result=True) for role, _ in variant.steps.results]
     parts = {"n": ("l", f"m/{warp_rows(variant.tile, variant.target)}", "n"), "m": ("l", f"n/{_cols(variant)}", "m")}

@@ -224,6 +224,7 @@ class Chain:
         self.steps = tuple(_steps(found, is_coarse))
         self.reads = any(isinstance(step, AddVector) for step in self.steps)
         self.reductions: tuple[Reduction, ...] = ()
+        self.wide_params: tuple[str, ...] = ()
 
     @property
     def params(self) -> tuple[str, ...]:

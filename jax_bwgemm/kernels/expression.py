@@ -57,17 +57,21 @@ class Expression:
         self.along = tuple(x for x in vectors if x.place == c_major)
         self.across = tuple(x for x in vectors if x.place != c_major)
         self.matrices = tuple(x for x in epilogue.operands if x.place == "mn")
-        self.reads = bool(self.along)
+        self.ones = tuple(x for x in epilogue.operands if x.place == "one")
+        self.reads = bool(self.along or self.ones)
         self.reductions = epilogue.reductions
+        self.wide_params = (*(x.role for x in self.ones), *(x.role for x in self.reductions))  # where float32 lies
 
     @property
     def params(self) -> tuple[str, ...]:
-        """As `Chain.params`: scalars, then vectors, then what parts of reductions are stored to."""
-        vectors = (x.role for x in (*self.along, *self.across))
+        """As `Chain.params`: scalars, then numbers on the device and vectors, then what parts of reductions are stored
+        to."""
+        vectors = (x.role for x in (*self.ones, *self.along, *self.across))
         return *(role for role, _ in self.epilogue.scalars), *vectors, *(x.role for x in self.reductions)
 
     def load(self, runs: tuple[Run, ...], first: Any, size: Any, args: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(AddVector(x.role, 1.0).load(runs, first, size, args) for x in self.along)
+        numbers = (cute.make_tensor(args[x.role], cute.make_layout(1))[0] for x in self.ones)
+        return *numbers, *(AddVector(x.role, 1.0).load(runs, first, size, args) for x in self.along)
 
     def apply(self, box: Box, loaded: tuple[Any, ...], args: dict[str, Any]) -> tuple[cute.Tensor, ...]:
         known = self._inputs(box, loaded, args)
@@ -99,7 +103,9 @@ class Expression:
         for role, _ in self.epilogue.scalars:
             known[Input(role, "scalar")] = functools.partial(_same, args[role])
         places = {i: at for at, own in enumerate(box.runs) for i in _indices(own)}
-        for x, runs in zip(self.along, loaded, strict=True):
+        for x, number in zip(self.ones, loaded, strict=False):
+            known[x] = functools.partial(_same, number)
+        for x, runs in zip(self.along, loaded[len(self.ones) :], strict=True):
             known[x] = functools.partial(_along, box.runs, runs, places)
         for x in self.across:
             known[x] = self._across(args[x.role], box).__getitem__

@@ -58,8 +58,11 @@ class GemmFacts:
 
     def epilogue_args(self, scalar: Any, vector: Any) -> tuple[Any, ...]:
         """Stand-ins of the parameters that the epilogue takes, in kernel order."""
-        parts = {x.role: cute.recast_ptr(vector, dtype=Float32) for x in self.epilogue.reductions}
-        return tuple(scalar if param in self.scalars else parts.get(param, vector) for param in self.epilogue.params)
+        wide = cute.recast_ptr(vector, dtype=Float32)
+        return tuple(
+            scalar if param in self.scalars else wide if param in self.epilogue.wide_params else vector
+            for param in self.epilogue.params
+        )
 
     def coordinate_tensors(self, sizes: Sizes) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """(m, k, l), (n, k, l), (m, n, l): A, B and C as their tensor maps count them."""

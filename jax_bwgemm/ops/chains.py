@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
-from jax_bwgemm.facts.epilogue import ACC, BIAS, RESIDUAL, UP, Epilogue, Input
+from jax_bwgemm.facts.epilogue import ACC, BIAS, FACTOR, RESIDUAL, UP, Epilogue, Input
 from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
 
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
@@ -205,7 +205,9 @@ def read_by(
         operand, dims = _source(leaf.of, out, eqns, makers, dtypes or (str(out.dtype),))
         modes = "".join(contraction.out[i] for i in dims)
         place = "mn" if len(dims) == out.ndim else "m" if modes and set(modes) <= set(contraction.free_a) else "n"
-        role = _role(RESIDUAL if place == "mn" else BIAS, [x.role for x in inputs.values()])
+        place = place if operand.var.aval.ndim else FACTOR.place
+        like = {"mn": RESIDUAL, "one": FACTOR}.get(place, BIAS)
+        role = _role(like, [x.role for x in inputs.values()])
         inputs[leaf], extras[role], operands[role] = Input(role, place), modes, operand
     epilogue = epilogue_of(trees, inputs, reductions)
     roles = [x.role for x in epilogue.operands]
@@ -237,7 +239,7 @@ def _source(
         i if size == own else None for i, (size, own) in enumerate(zip(x.aval.shape, out.shape, strict=False))
     )
     if x.aval.ndim == 0:
-        raise UnfusableError("a scalar that is computed is no operand of an epilogue yet")
+        return Operand(x), ()
     if x.aval.ndim != out.ndim:
         raise UnfusableError(f"an operand of shape {x.aval.shape} is neither a vector nor of the result's shape")
     found: tuple[Operand, tuple[int, ...]] | None = None

@@ -36,7 +36,7 @@ from jax_bwgemm.facts.epilogue import (
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, product
 from jax_bwgemm.ops.reference import aligned, evaluate, finish, round_to
-from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding
+from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, operand_dtypes
 from jax_bwgemm.ops.slopes import apply_slopes
 
 BEFORE = "before"  # the result that is what goes into a function; of a gated product one for each b
@@ -73,7 +73,8 @@ class Fused:
         contraction = dataclasses.replace(self.contraction, extras=extras, num_bs=num_bs, reduced=reduced)
         params = self.params | {"contraction": contraction, "out_dtype": dtype}
         a, b, *ups = self.factors
-        others = [*ups[: num_bs - 1], *(value.astype(dtype) for value, _ in own)]
+        read = zip(own, operand_dtypes(epilogue, dtype), strict=True)
+        others = [*ups[: num_bs - 1], *(value.astype(as_given) for (value, _), as_given in read)]
         return fused_product(a, b, others, epilogue=epilogue, **params)
 
     def spread(self, x: Input) -> jax.Array:

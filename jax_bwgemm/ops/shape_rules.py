@@ -61,6 +61,11 @@ def result_dtype(a: Any, b: Any, out_dtype: Any = None) -> np.dtype:
         raise TypeError(f"`out_dtype` requires a dtype, got {out_dtype!r}") from None
 
 
+def operand_dtypes(epilogue: Epilogue, out_dtype: Any) -> list[Any]:
+    """In which an epilogue's operands are given: a number float32, all else as the result."""
+    return [jnp.dtype("float32") if x.place == "one" else out_dtype for x in epilogue.operands]
+
+
 def is_array(x: Any) -> bool:
     """Whether it is one, or a scalar: as `jnp.matmul` takes them, but no lists."""
     has_aval = (hasattr(x, "shape") and hasattr(x, "dtype")) or hasattr(x, "__jax_array__")

@@ -95,7 +95,7 @@ class Taker:
         pairs = [self._take(route, i, operands, repack) for i in range(1 if takes_one else count)]
         others = operands[count:], self.ctx.avals_in[count:]
         view = self.view
-        spans = {"m": (view.row_modes, (view.m,)), "n": (view.column_modes, (view.n,))}
+        spans = {"one": ("", (1,)), "m": (view.row_modes, (view.m,)), "n": (view.column_modes, (view.n,))}
         for x, modes, value, aval in zip(self.epilogue.operands, self.contraction.extras, *others, strict=True):
             whole, shape = spans.get(x.place, (view.out, self._result_shape))
             pairs.append(self._as(_aligned(self.ctx, value, aval), aval, modes, whole, shape))

@@ -106,7 +106,7 @@ def view(
     """The one that moves the fewest bytes.
 
     `sizes`: of each mode. `sources`: the modes of a and of b from before a transpose, in the order in which they lie
-    there. `places`: where the epilogue has its operands, "m", "n" or "mn", in the order of `contraction.extras`;
+    there. `places`: where the epilogue has its operands, "one", "m", "n" or "mn", in the order of `contraction.extras`;
     `reduced`: along which it has its reductions.
     """
     known = dict(sizes)
@@ -171,7 +171,8 @@ def _of_split(
     rows, rows_bytes = _ways(stored[first], split.lead, split.rows, summed, guess, known, widths[first])
     columns, columns_bytes = _ways(stored[second], split.lead, split.columns, summed, guess, known, widths[second])
     out_elems = _size(own.out, guess)
-    fuses = all(set(modes) <= set(split.columns if place == "n" else split.rows) for modes, place in vectors)
+    spans = {"one": "", "n": split.columns, "m": split.rows}
+    fuses = all(set(modes) <= set(spans[place]) for modes, place in vectors)
     sides = {"n": (split.rows, split.columns), "m": (split.columns, split.rows)}
     fuses &= all(_reduces(*sides[place], modes, own) for modes, place in reduced)
     price = rows_bytes + columns_bytes + 2 * out_elems * widths[2] * split.is_moved + 8 * out_elems * (not fuses)

@@ -101,7 +101,7 @@ LEFT = {
     "another activation": (lambda x, w, b: jnp.sin(x @ w), "`sin` is no operation of an epilogue"),
     "maximum, half as steep at 0": (lambda x, w, b: jnp.maximum(x @ w, 0), "no cubin"),
     "a derivative of its own": (lambda x, w, b: straight(x @ w), "`custom_jvp`"),
-    "a scalar of the device": (lambda x, w, b: (x @ w) * b[0], "a scalar that is computed"),
+    "a scalar of the device": (lambda x, w, b: (x @ w) * b[0], "no cubin"),
     "no chain": (lambda x, w, b: x @ w, "nothing follows it"),
     "sums": (lambda x, w, b: (x @ w).sum(), "nothing follows it"),
     "int8": (lambda x, w, b: jax.nn.relu(lax.dot(x, w, preferred_element_type=jnp.int32)), "nothing follows|is no"),

@@ -42,6 +42,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a mask": (lambda acc, r: jnp.where(r > 0, acc, 0), (MATRIX,)),
     "a scalar that is known": (lambda acc, b: acc * 2.0 + b, (BIAS,)),
     "a concrete scalar": (lambda acc: acc * jnp.asarray(2.0), ()),
+    "a scalar that is computed": (lambda acc, b: acc * b.max(), (BIAS,)),
+    "numbers on the device": (lambda acc, r, b: acc * jnp.exp(r[0, 0]) + b * r[1, 0] - r[0, 0], (ROWS, BIAS)),
 }
 
 
@@ -175,7 +177,6 @@ own.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0]))
 ALOUD = {
     "sine": (lambda acc: jnp.sin(acc), (), "`sin` is no operation of an epilogue"),
     "a derivative of its own": (lambda acc: own(acc), (), r"a function with a derivative of its own \(`custom_jvp`\)"),
-    "a scalar": (lambda acc, b: acc * b.max(), (BIAS,), "a scalar that is computed is no operand"),
     "a constant": (lambda acc: jnp.ones_like(acc), (), "it does not read the sums"),
 }
 

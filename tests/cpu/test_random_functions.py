@@ -52,7 +52,11 @@ def given_to(product: Product, seed: int) -> tuple[dict[str, np.ndarray], list[A
     """As stored; and a, b and the operands as JAX's function has them."""
     operands = product.operands(SHAPE, seed)
     places = {x.role: x.place for x in product.epilogue.operands}
-    return operands, [jnp.asarray(x[:, None] if places.get(role) == "m" else x) for role, x in operands.items()]
+
+    def given(role: str, x: np.ndarray) -> Any:
+        return x[:, None] if places.get(role) == "m" else x[0] if places.get(role) == "one" else x
+
+    return operands, [jnp.asarray(given(role, x)) for role, x in operands.items()]
 
 
 @settings(max_examples=rounds(300), deadline=None, derandomize=TIMES == 1)
@@ -93,9 +97,11 @@ def test_several_results(data: st.DataObject, is_gated: bool, dtype: str, seed: 
     epilogue = random_epilogue(lambda options: data.draw(st.sampled_from(options)), is_gated, (2, 3))
     product = Product(epilogue, dtype, dtype)
     operands = product.operands(SHAPE, seed)
-    extras = tuple(x.place for x in epilogue.operands)
+    extras = tuple(x.place.replace("one", "") for x in epilogue.operands)
+    numbers = {x.role for x in epilogue.operands if x.place == "one"}
+    others = [jnp.asarray(x[0] if role in numbers else x) for role, x in operands.items() if role not in "ab"]
     results = fused_product(
-        *(jnp.asarray(operands.pop(role)) for role in ("a", "b")), list(map(jnp.asarray, operands.values())),
+        *(jnp.asarray(operands[role]) for role in "ab"), others,
         contraction=Contraction("mk", "kn", "mn", extras, 1 + is_gated), out_dtype=jnp.dtype(dtype), epilogue=epilogue,
         tile=None, precision=None, out_sharding=None, settings=resolve(None, None),
     )  # fmt: skip
@@ -148,7 +154,7 @@ def bounds(product: Product, operands: dict[str, np.ndarray], magnitude: np.ndar
         return magnitude * (high - low) + 2.0**-22 * largest, largest
 
     def summed(x: np.ndarray, place: str) -> np.ndarray:
-        return x.sum({"m": 1, "n": 0}[place]) if place in "mn" and len(place) == 1 else x
+        return x.sum({"m": 1, "n": 0, "one": None}[place]) if place != "mn" else x
 
     width, largest = slopes(ACC)
     (m, n, _), a, b = SHAPE, *(np.abs(operands[role].astype(np.float64)) for role in "ab")

@@ -32,8 +32,8 @@ def check_expression(
     stored_b = batch, *((k, n) if variant.b_major == "n" else (n, k))
     b, up = (random(*stored_b, of=variant.b_dtype, scale=0.125) for _ in range(2))
     stored = (batch, m, n) if variant.c_major == "n" else (batch, n, m)
-    sizes = {"n": (n,), "m": (m,), "mn": stored}
-    others = {x.role: random(*sizes[x.place]) for x in epilogue.operands}
+    sizes, dtypes = {"one": (1,), "n": (n,), "m": (m,), "mn": stored}, {"one": "float32"}
+    others = {x.role: random(*sizes[x.place], of=dtypes.get(x.place, variant.out_dtype)) for x in epilogue.operands}
     others |= {role: poisoned(stored, variant.out_dtype) for role, _ in epilogue.seconds}
     others |= poisoned_parts(variant, batch, m, n) | ({"up": up} if variant.tile.gated else {})
     first, _ = run_matmul(

@@ -53,6 +53,15 @@ def test_a_slope_of_the_sums_times_a_matrix(target: str, tile: Tile, out: str, m
     run_expression(target, tile, Epilogue(SLOPE), out=out, majors=majors)
 
 
+@pytest.mark.parametrize("out", [BF16, F32])
+@pytest.mark.parametrize("majors", ["kkn", "mnn", "kkm"])
+@pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_90a", Tile(64, 96)), ("sm_100f", PAIR)])
+def test_numbers_on_the_device(target: str, tile: Tile, majors: str, out: str) -> None:
+    """Float32, whatever the result's dtype is; beside a vector."""
+    scaled = parse("add(mul(mul(acc, factor:one), factor_up:one), columns:n)")
+    run_expression(target, tile, Epilogue(scaled), out=out, majors=majors)
+
+
 @pytest.mark.parametrize("store", ["tma", "threads"])
 @pytest.mark.parametrize("majors", ["kkn", "kkm"])
 @pytest.mark.parametrize("target, tile", [("sm_90a", Tile(128, 64)), ("sm_100f", PAIR), ("sm_100f", Tile(64, 64))])

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from jax_bwgemm.facts.arch import TARGETS, arch_of, family_of
-from jax_bwgemm.facts.epilogue import Epilogue, axpby, chain
+from jax_bwgemm.facts.epilogue import ACC, FACTOR, Apply, Epilogue, axpby, chain
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.facts.shipped import (
     BLACKWELL,
@@ -45,6 +45,7 @@ MIXED_FP8: tuple[Dtypes, ...] = ((E4M3, E5M2, BF16), (E5M2, E4M3, BF16))  # a gr
 RARE_FP8: tuple[Dtypes, ...] = ((E5M2, E5M2, BF16), (E4M3, E4M3, E4M3))
 INT8: tuple[Dtypes, ...] = tuple((a, b, S32) for a in ("int8", "uint8") for b in ("int8", "uint8"))
 SCALE, BIAS = chain(2.0), chain(has_bias=True)  # of any scale
+FACTORED = Epilogue(Apply("mul", (ACC, FACTOR)))  # by the scales of float8 operands, which the device has computed
 RELU, GELU, SILU = (chain(activation=name) for name in ("relu", "gelu", "silu"))
 BIAS_RELU, BIAS_GELU, BIAS_SILU = (chain(has_bias=True, activation=name) for name in ("relu", "gelu", "silu"))
 FUSED = (SCALE, BIAS, RELU, BIAS_RELU, chain(2.0, True), chain(2.0, False, "relu"), chain(2.0, True, "relu"))
@@ -209,6 +210,8 @@ ROWS = {
         Row(HOPPER_SYRK_MN, BF16_ONLY, SYRK_MAJORS[1:], SYRK),
         Row(HOPPER_SYMMETRIC, BF16_OR_F32[1:], SYRK_MAJORS),
         Row((HOPPER_LARGE, SMALL, SPLIT), FP8, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL), FP8[:1], ("kk",), (FACTORED,)),
+        Row((HOPPER_LARGE, SMALL), FP8[:1], ("mk",), (FACTORED,), c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("kk",), DENSE),
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE, c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
@@ -239,6 +242,7 @@ ROWS = {
         Row((PAIR, SMALL), TF32),
         Row((SMALL,), TF32, store="threads"),
         Row((PAIR, SMALL), FP8),
+        Row((PAIR, SMALL), FP8[:1], FORWARD, (FACTORED,)),
         Row((PAIR,), MIXED_FP8),
         Row((PAIR,), RARE_FP8, FORWARD),
         Row((SPLIT,), (*TF32, FP8[0]), FORWARD),
