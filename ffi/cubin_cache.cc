@@ -20,6 +20,13 @@ struct Target {
 // from its own on.
 constexpr Target kTargets[] = {{"sm_90a", 9, 0, false}, {"sm_100a", 10, 0, false}, {"sm_100f", 10, 0, true}};
 
+// 10.1 was Jetson Thor's, 11.0 since CUDA 13, and is of sm_110f's family (PTX ISA, .target, architecture families).
+bool Runs(const Target& target, int major, int minor) {
+  if (major != target.major) return false;
+  if (minor == target.minor) return true;
+  return target.is_family && minor > target.minor && !(major == 10 && minor == 1);
+}
+
 const Target* FindTarget(const std::string& name) {
   for (const Target& target : kTargets) {
     if (name == target.name) return &target;
@@ -66,7 +73,7 @@ Status CheckCapability(const cuda::Driver& driver, const KernelSpec& spec, int o
     return FailedPrecondition("device ", ordinal, " requires a compute capability, got ", driver.ErrorText(result));
   }
   const Target& target = *FindTarget(spec.target);
-  if (major == target.major && (minor == target.minor || (target.is_family && minor > target.minor))) return {};
+  if (Runs(target, major, minor)) return {};
   return FailedPrecondition("kernel `", spec.variant, "` requires a GPU of compute capability ", target.major, ".",
                             target.minor, target.is_family ? " or a later one of its family (" : " (", target.name,
                             "), got ", major, ".", minor, " on device ", ordinal,

@@ -93,6 +93,7 @@ ARCHS = {
 
 _FAMILY_OF = {target: family for family in FAMILIES for target in family.targets}
 TARGETS = tuple(_FAMILY_OF)
+_OF_OTHERS = {(10, 1)}  # Jetson Thor, 11.0 since CUDA 13: sm_101f is of sm_110f's family (PTX ISA, .target, table)
 
 
 def family_of(target: str) -> Family:
@@ -136,15 +137,23 @@ def detect(kind: str, compute_capability: str, num_sms: int | None = None) -> Ar
 
 
 def _of_family(compute_capability: str) -> list[Arch]:
-    """The records of the last compute capability before this one whose kernels are a family's, which has this one."""
+    """The records of the last compute capability before this one whose kernels are a family's, which has this one;
+    without integers if a target of one architecture has them."""
     major, _, minor = compute_capability.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
         return []
     own = int(major), int(minor)
+    if own in _OF_OTHERS:
+        return []
     before = [
         arch
         for arch in ARCHS.values()
         if arch.target.endswith("f") and arch.compute_capability[0] == own[0] and arch.compute_capability < own
     ]
     last = max((arch.compute_capability for arch in before), default=None)
-    return [arch for arch in before if arch.compute_capability == last]
+    return [_of_all(arch) for arch in before if arch.compute_capability == last]
+
+
+def _of_all(arch: Arch) -> Arch:
+    """A record without what is its own architecture's alone: the integers of another target."""
+    return dataclasses.replace(arch, integer_target="", int8_ops_per_clk=0) if arch.integer_target else arch

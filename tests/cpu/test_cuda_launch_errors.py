@@ -83,10 +83,19 @@ def test_a_kernel_of_another_gpu(machine: Machine, target: str, capability: str)
     assert machine.initialize(call, ffi_cases.request()) == (OK, "")
 
 
-@pytest.mark.parametrize(("target", "runs"), [("sm_90a", False), ("sm_100a", False), ("sm_100f", True)])
-def test_a_familys_kernel_runs_on_what_comes_later_in_it(machine: Machine, target: str, runs: bool) -> None:
+@pytest.mark.parametrize(
+    ("target", "minor", "runs"),
+    [
+        ("sm_90a", 3, False),
+        ("sm_100a", 3, False),
+        ("sm_100f", 3, True),
+        ("sm_100f", 7, True),
+        ("sm_100f", 1, False),  # Jetson Thor before CUDA 13
+    ],
+)
+def test_a_familys_kernel_runs_on_what_comes_later_in_it(machine: Machine, target: str, minor: int, runs: bool) -> None:
     machine.driver.fake_set(b"major", 9 if target == "sm_90a" else 10)
-    machine.driver.fake_set(b"minor", 3)
+    machine.driver.fake_set(b"minor", minor)
     _, _, call = machine.create(ffi_cases.request(), target=target)
     code, sentence = machine.initialize(call, ffi_cases.request())
     assert (code, "requires a GPU of compute capability" in sentence) == (OK if runs else FAILED_PRECONDITION, not runs)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from plan_cases import B200, BEST_H200, FP8, H200, INT8, LARGE, PAIR, PROBLEM, TF32, changed
 
-from jax_bwgemm.facts.arch import ARCHS, by_name, detect
+from jax_bwgemm.facts.arch import ARCHS, Arch, by_name, detect
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
@@ -271,11 +271,22 @@ def test_detect():
     assert detect("NVIDIA GB200", "10.0").name == "b200"
     assert detect("NVIDIA B300 SXM6 AC", "10.3").name == "b300"
     assert detect("NVIDIA B900", "10.7", 160) == dataclasses.replace(ARCHS["b300"], num_sms=160)  # a family's kernels
-    assert detect("NVIDIA B900", "10.1").name == "b200"
-    assert detect("NVIDIA Jetson", "11.0").startswith("a device requires compute capability 9.0, 10.0, 10.3, got 11.0")
+    for other in ("10.1", "11.0"):  # Jetson Thor, before and since CUDA 13: not of sm_100f's family
+        legal = "a device requires compute capability 9.0, 10.0, 10.3"
+        assert detect("NVIDIA Jetson", other) == f"{legal}, got {other} (NVIDIA Jetson)"
     assert detect("NVIDIA H900", "9.3").startswith("a device requires compute capability")  # sm_90a is no family's
     assert detect("NVIDIA A100", "8.0") == "a device requires compute capability 9.0, 10.0, 10.3, got 8.0 (NVIDIA A100)"
     assert by_name("b200") is B200
+
+
+def test_a_familys_device_that_nobody_lists_has_no_integers():
+    """B200's are of sm_100a, which runs on 10.0 alone."""
+    later = detect("NVIDIA B900", "10.2")
+    assert isinstance(later, Arch) and (later.name, later.targets) == ("b200", ("sm_100f",))
+    assert plan(Problem(1024, 1024, 1024), later).variant == plan(Problem(1024, 1024, 1024), B200).variant
+    integers = Problem(1024, 1024, 1024, 1, "int8", "int8", "int32", "k", "k")
+    assert plan(integers, B200).variant.target == "sm_100a"
+    assert plan(integers, later).reason == "sm_100f has no tensor core instruction for int8"
 
 
 def test_only_short_kernels_start_early():
