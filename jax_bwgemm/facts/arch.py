@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER, Family
@@ -99,8 +100,17 @@ _OF_OTHERS = {(10, 1)}  # Jetson Thor, 11.0 since CUDA 13: sm_101f is of sm_110f
 def family_of(target: str) -> Family:
     """The record of a target's family."""
     if target not in _FAMILY_OF:
-        raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}")
+        meant = device_of(target)
+        hint = f": pass {meant.target!r}" if meant else ""
+        raise ValueError(f"`target` requires one of {', '.join(TARGETS)}, got {target!r}{hint}")
     return _FAMILY_OF[target]
+
+
+def device_of(name: str) -> Arch | None:
+    """The device that a compiler's name for its architecture means, though it is no target of ours: "sm_103a"."""
+    found = re.fullmatch(r"sm_(\d+)(\d)[af]?", name)
+    arch = detect("", f"{found[1]}.{found[2]}") if found else ""
+    return arch if isinstance(arch, Arch) else None
 
 
 def arch_of(target: str) -> Arch:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jax_bwgemm.facts.arch import ARCHS, by_name
+from jax_bwgemm.facts.arch import ARCHS, by_name, device_of
 from jax_bwgemm.runtime import record
 
 POLICIES = ("warn", "ignore", "error")
@@ -57,7 +57,9 @@ class Config:
         if self.device is not None:
             by_name(self.device)
         if self.emulate not in EMULATE:
-            raise ValueError(f"`emulate` requires one of {', '.join(EMULATE)}, got {self.emulate!r}")
+            meant = device_of(str(self.emulate))
+            hint = f": pass {meant.target!r} and `device` {meant.name!r}" if meant else ""
+            raise ValueError(f"`emulate` requires one of {', '.join(EMULATE)}, got {self.emulate!r}{hint}")
         if self.compile_missing not in COMPILE_MISSING:
             rule = f"`compile_missing` requires one of {', '.join(COMPILE_MISSING)}"
             raise ValueError(f"{rule}, got {self.compile_missing!r}")

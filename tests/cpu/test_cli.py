@@ -63,6 +63,7 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
         ("explain 1 1 1 --batch 0", "`batch` requires at least 1, got 0"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("build --arch sm_80", "`target` requires one of sm_90a, sm_100f, sm_100a, got 'sm_80'"),
+        ("build --arch sm_103a", "`target` requires one of sm_90a, sm_100f, sm_100a, got 'sm_103a': pass 'sm_100f'"),
         ("build --arch ,", "`--arch` requires at least one of"),
         ("build --out /dev/null/here --only sm_90a_pad_8bit", "Not a directory: '/dev/null/here'"),
         ("build --jobs 0", "`--jobs` requires at least 1, got 0"),

@@ -64,6 +64,8 @@ def test_bad_values():
         resolve(None, "a100")
     with pytest.raises(ValueError, match=r"`emulate` requires one of off, sm_90a, sm_100f, sm_100a, got 'sm_80'"):
         resolve(None, None, "sm_80")
+    with pytest.raises(ValueError, match=r"sm_100a, got 'sm_103a': pass 'sm_100f' and `device` 'b300'$"):
+        resolve(None, None, "sm_103a")
     with pytest.raises(ValueError, match=r"`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"):
         resolve(None, "b200", "sm_90a")
     with pytest.raises(ValueError, match=r"`compile_missing` requires one of auto, never, got 'always'"):
