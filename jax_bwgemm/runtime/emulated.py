@@ -49,7 +49,7 @@ def recorded() -> Iterator[list[Run]]:
 
     Example:
       >>> with emulated.recorded() as runs:
-      ...     jax_bwgemm.matmul(x, w, emulate="sm_100a").block_until_ready()
+      ...     jax_bwgemm.matmul(x, w, emulate="sm_100f").block_until_ready()
       >>> runs[0].counters.mmas
     """
     runs: list[Run] = []
