@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import json
@@ -29,7 +30,7 @@ needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reas
 def is_running(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return status[0] != "Z"  # nobody may be there to wait for an orphan
 
@@ -119,6 +120,15 @@ def test_what_a_worker_said_last(worker, tmp_path, script, reason):
     assert jit_build.build_in_a_process(VARIANT, tmp_path) == reason
 
 
+def has_open(pid, path):
+    """A file may be closed while they are looked at."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(fd) == path:
+                return True
+    return False
+
+
 def test_a_worker_ends_with_its_caller(tmp_path):
     """The caller is killed while its worker waits for the lock of the directory."""
     code = (
@@ -129,13 +139,15 @@ def test_a_worker_ends_with_its_caller(tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-c", code, json.dumps(VARIANT.to_json())]
-        with subprocess.Popen(command, cwd=ROOT) as caller:
+        caller = subprocess.Popen(command, cwd=ROOT)
+        try:
             children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
             until(lambda: children.read_text().split())
             (pid,) = map(int, children.read_text().split())
-            lock_is_open = lambda: any(os.readlink(fd) == lock.name for fd in Path(f"/proc/{pid}/fd").iterdir())  # noqa: E731
-            until(lock_is_open)
+            until(lambda: has_open(pid, lock.name))
+        finally:
             caller.kill()
+            caller.wait()
         until(lambda: not is_running(pid))
 
 
