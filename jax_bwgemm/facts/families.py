@@ -126,7 +126,7 @@ HOPPER = Family(
         demanded=(),
         counted=(
             "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-            "LDS", "LDSM", "STL", "LDL",
+            "LDGSTS", "LDGSTS.128", "LDS", "LDSM", "STL", "LDL",
         ),
     ),
     constants=HOPPER_CONSTANTS,
@@ -143,6 +143,7 @@ BLACKWELL = Family(
     float32_cols_step=16,
     max_accs=2,
     lacks={
+        "direct": "the Blackwell kernel loads by TMA",
         "pingpong": "a Blackwell epilogue overlaps through TMEM",
         "promoted": "Blackwell's tensor cores sum in float32",
         "stream_k": "the Blackwell kernel has no workspace yet",

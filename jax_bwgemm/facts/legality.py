@@ -146,7 +146,7 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
             return reason
     if reason := _why_not_promoted(tile, problem, arch):
         return reason
-    if reason := _why_not_gated(tile, problem) or _why_not_symmetric(tile, problem):
+    if reason := _why_not_gated(tile, problem) or _why_not_symmetric(tile, problem) or _why_not_direct(tile, problem):
         return reason
     moves = moves_of(tile, problem.epilogue.moves)
     if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
@@ -212,6 +212,19 @@ def _why_not_symmetric(tile: Tile, problem: Problem) -> str | None:
         return f"`symmetric` requires a and its transpose as they lie, for an n-major result, got {problem}"
     if problem.epilogue.moves[1:] != PLAIN[1:] or any(x.place != "mn" for x in problem.epilogue.operands):
         return f"`symmetric` requires an epilogue of scalars and matrices with one result, got {problem.epilogue.kind}"
+    return None
+
+
+def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
+    """A CTA is alone with its tile, and MMAs read both operands from shared memory, whatever their majors."""
+    if not tile.direct:
+        return None
+    if tile.cluster_ctas > 1 or tile.pingpong or tile.stream_k or tile.gated or tile.symmetric:
+        return f"`direct` requires a cluster of one, no ping-pong, no stream_k, one b and all tiles, got {tile}"
+    if DTYPE_BYTES[problem.a_dtype] != 2:
+        return f"`direct` requires operands of 2 bytes, got {problem.a_dtype}"
+    if problem.epilogue.moves != PLAIN:
+        return f"`direct` requires an epilogue without matrices and with one result, got {problem.epilogue.kind}"
     return None
 
 

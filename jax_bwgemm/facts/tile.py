@@ -16,6 +16,8 @@ STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several s
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
+DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
+CHUNK_BYTES = 16  # of a load or store of a thread
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
@@ -36,7 +38,8 @@ class Tile:
     sums of each stage are added to others in float32 registers. `gated`: half of the columns are those of a
     second b, so that a thread has the sums of both for the same places of the result. A pair's CTAs load one b each.
     `symmetric`: b is a's transpose; only cluster tiles on and under the diagonal are computed, and those under it are
-    stored twice, as they are and mirrored.
+    stored twice, as they are and mirrored. `direct` (Hopper): for small products; a CTA for each tile, whose threads
+    load the operands themselves, of any row pitch, and store the result, without TMA, barriers in memory or a cluster.
     """
 
     mma_m: int
@@ -52,6 +55,7 @@ class Tile:
     promoted: bool = False
     gated: bool = False
     symmetric: bool = False
+    direct: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in _FIELDS.items():
@@ -101,7 +105,7 @@ class Tile:
         cluster = f"cluster{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
         ways = ("_pingpong" if self.pingpong else "") + ("_streamk" if self.stream_k else "")
         ways += ("_promoted" if self.promoted else "") + ("_gated" if self.gated else "")
-        ways += "_symmetric" if self.symmetric else ""
+        ways += ("_symmetric" if self.symmetric else "") + ("_direct" if self.direct else "")
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
@@ -109,7 +113,7 @@ class Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
         pattern = (
             r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
-            r"(_gated)?(_symmetric)?"
+            r"(_gated)?(_symmetric)?(_direct)?"
         )
         if not isinstance(text, str):
             raise TypeError(f"`tile` requires a `Tile` or its name, got {text!r}")
@@ -146,6 +150,8 @@ def storing_warps(tile: Tile, target: str) -> int:
 def num_threads(tile: Tile, target: str, moves: Moves = PLAIN) -> int:
     """Those that store, and the warps that load, multiply or load the residual, where others than these do it."""
     of = family_of(target)
+    if tile.direct:
+        return 32 * storing_warps(tile, target)
     others = of.load_warps + of.mma_warps + (of.residual_warps if moves.matrices else 0)
     return 32 * (storing_warps(tile, target) + others)
 
@@ -289,6 +295,19 @@ def stage_bytes(tile: Tile, in_dtype: str) -> int:
     return (tile.cta_m + tile.load_n) * tile.k_tile * DTYPE_BYTES[in_dtype]
 
 
+def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
+    """Shared memory of a stage of a direct tile: its part of A and of B, and room for both as they lie in global memory
+    where their rows do not start on 16 bytes, whatever their majors: every row of a box and 16 bytes more."""
+    raw = 0
+    for operand, rows in (("a", tile.cta_m), ("b", tile.mma_n)):
+        boxes = ((load_box(tile, operand, major, in_dtype), major) for major in ("k", "mn"))
+        raw += max(
+            (span * DTYPE_BYTES[in_dtype] + CHUNK_BYTES) * (rows if major == "k" else tile.k_tile * (rows // span))
+            for (span, _), major in boxes
+        )
+    return stage_bytes(tile, in_dtype) + raw
+
+
 def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
     """One store buffer of all store groups of a CTA."""
     rows = store_groups(tile, target) * store_rows(tile, target)
@@ -307,13 +326,18 @@ def workspace_bytes(tile: Tile, num_clusters: int) -> int:
 
 
 def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
-    """As many stages as shared memory allows beside the barriers and the epilogue's buffers."""
+    """As many stages as shared memory allows beside the barriers and the epilogue's buffers, of which a direct tile has
+    none; of its stages, DIRECT_STAGES are enough."""
+    if tile.direct:
+        return min(DIRECT_STAGES, arch.smem_bytes // direct_stage_bytes(tile, in_dtype))
     free = arch.smem_bytes - BARRIER_BYTES - epilogue_bytes(tile, out_dtype, arch.target, moves)
     return free // stage_bytes(tile, in_dtype)
 
 
 def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """Dynamic shared memory of a launch."""
+    if tile.direct:
+        return num_stages(tile, in_dtype, out_dtype, arch, moves) * direct_stage_bytes(tile, in_dtype)
     stages = num_stages(tile, in_dtype, out_dtype, arch, moves) * stage_bytes(tile, in_dtype)
     return BARRIER_BYTES + stages + epilogue_bytes(tile, out_dtype, arch.target, moves)
 

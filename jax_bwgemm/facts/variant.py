@@ -98,7 +98,7 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
         tile,
         problem.epilogue.out,
         problem.c_major,
-        "tma" if is_tma_storable(problem) else "threads",
+        "tma" if is_tma_storable(problem) and not tile.direct else "threads",
         problem.epilogue.seconds,
         problem.epilogue.reductions,
     )
@@ -109,8 +109,10 @@ def buffers(variant: Variant) -> tuple[Buffer, ...]:
     its role."""
     out = ("l", "m", "n") if variant.c_major == "n" else ("l", "n", "m")
     threads_store = variant.store == "threads"  # to any address that elements may have
-    b_dims = ("l?", "k", "n+") if variant.b_major == "n" else ("l?", "n", "k+")
-    found = [Buffer("a", variant.a_dtype, ("l?", "m", "k+") if variant.a_major == "k" else ("l?", "k", "m+"))]
+    more = "" if variant.tile.direct else "+"  # rows may be padded, or must not: threads step over any
+    b_dims = ("l?", "k", f"n{more}") if variant.b_major == "n" else ("l?", "n", f"k{more}")
+    a_dims = ("l?", "m", f"k{more}") if variant.a_major == "k" else ("l?", "k", f"m{more}")
+    found = [Buffer("a", variant.a_dtype, a_dims)]
     bs = () if variant.tile.symmetric else b_roles(variant)  # else a's second tensor map is b's
     found += [Buffer(role, variant.b_dtype, b_dims) for role in bs]
     dims = {"one": ("1",), "n": ("n",), "m": ("m",), "mn": out}
@@ -144,8 +146,10 @@ def places(variant: Variant) -> dict[str, int]:
 
 
 def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
-    """Of the buffers that TMA moves; a symmetric product's operand and result have two each."""
+    """Of the buffers that TMA moves, of a direct tile none; a symmetric product's operand and result have two each."""
     tile, at = variant.tile, places(variant)
+    if tile.direct:
+        return ()
     maps = []
     b = variant.b_major, variant.b_dtype
     for role, major, dtype in (("a", variant.a_major, variant.a_dtype), *((role, *b) for role in b_roles(variant))):
@@ -170,8 +174,9 @@ def _tensor_map(buffer: int, element: str, box: tuple[int, int], dtype: str, ato
 
 def why_not_variant(variant: Variant) -> str | None:
     """`legality.why_not` for a problem that only this variant computes: what the build asks."""
-    if variant.store not in STORES:
-        return f"`store` requires one of {STORES}, got {variant.store!r}"
+    if variant.store not in STORES or (variant.tile.direct and variant.store == "tma"):
+        legal = STORES[1:] if variant.tile.direct else STORES
+        return f"`store` requires one of {legal}, got {variant.store!r}"
     size = 4096 if variant.store == "tma" else 4095
     problem = Problem(
         size,

@@ -11,8 +11,10 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, cute
+from cutlass import Float32, Int32, cute
+from cutlass._mlir.dialects import llvm, vector
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
 
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.operands import layout_enum
@@ -101,3 +103,29 @@ class Wgmma:
         """A thread's fragments of one stage: (MMA, MMA_M, MMA_K)."""
         mma = self.of_tile()
         return mma.make_fragment_A(mma.partition_shape_A((self.facts.tile.cta_m, self.facts.tile.k_tile)))
+
+
+def wait_for_sums(acc: cute.Tensor) -> None:
+    """wgmma.wait_group 0, which to the compiler writes `acc`. `warpgroup.wait_group` says nothing of registers: behind
+    a loop over all k tiles, the compiler would round them before it."""
+    words = cute.recast_tensor(cute.coalesce(acc), Int32)
+    words.store(_after_wait(words.load()))
+
+
+@dsl_user_op
+def _after_wait(words: cute.TensorSSA, *, loc: Any = None, ip: Any = None) -> cute.TensorSSA:
+    count, at = cute.size(words.shape), {"loc": loc, "ip": ip}
+    before = [vector.extract(words, [], [i], **at) for i in range(count)]
+    kind = before[0].type
+    after = llvm.inline_asm(
+        llvm.StructType.get_literal([kind] * count),
+        before,
+        "wgmma.wait_group.sync.aligned 0;",
+        ",".join(["=r"] * count + [str(i) for i in range(count)]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        **at,
+    )
+    parts = [llvm.extractvalue(kind, after, [i], **at) for i in range(count)]
+    return cute.TensorSSA(vector.from_elements(words.type, parts, **at), words.shape, words.dtype)

@@ -102,3 +102,86 @@ class ElementOutlet:
 
     def finish(self) -> None:
         """Whoever reads the buffers has returned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentOutlet:
+    """Any result, out of registers as they are, for small products: the way through shared memory would take longer
+    than the stores, of which four lanes make 16 or 32 contiguous bytes of a row, or eight of an m-major result."""
+
+    boxes: Boxes
+    group: StoreGroup
+    out: cute.Pointer
+    sizes: Sizes
+
+    @property
+    def fragment(self) -> int:
+        return self.boxes.rows * self.boxes.cols // self.group.threads
+
+    def reclaim(self) -> None:
+        """There is no buffer."""
+
+    @cute.jit
+    def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        boxes, sizes, lane = self.boxes, self.sizes, self.group.tidx % row_store.WARP_LANES
+        row = at[0] * boxes.rows + self.group.tidx // row_store.WARP_LANES * row_store.FRAGMENT_ROWS + lane // 4
+        col = at[1] * boxes.cols + lane % 4 * 2
+        if cutlass.const_expr(boxes.c_major == "m"):
+            self.store_columns(rounded, row, col, at[2])
+        else:
+            elem_bytes = boxes.dtype.width // 8
+            base = self.out.toint()
+            if (base | Int64(sizes.n * elem_bytes)) % (2 * elem_bytes) == 0:
+                self.store_pairs(rounded, row, col, at[2])
+            else:
+                self.store_elements(rounded, row, col, at[2])
+
+    @cute.jit
+    def store_pairs(self, rounded: cute.Tensor, row: Any, col: Any, l_idx: Any) -> None:
+        """Rows r and r + 8, of each a pair of columns every 8: a store for each pair."""
+        pairs = cute.coalesce(cute.recast_tensor(rounded, self.boxes.segments.pair_dtype))
+        for half in cutlass.range_constexpr(2):
+            if row + 8 * half < self.sizes.m:
+                start = self.place(row + 8 * half, col, l_idx)
+                for i in cutlass.range_constexpr(self.boxes.cols // 8):
+                    if col + 8 * i < self.sizes.n:
+                        target = row_store.at_address(start + 8 * i * self.elem_bytes, pairs.element_type)
+                        target[0] = pairs[2 * i + half]
+
+    @cute.jit
+    def store_elements(self, rounded: cute.Tensor, row: Any, col: Any, l_idx: Any) -> None:
+        for half in cutlass.range_constexpr(2):
+            if row + 8 * half < self.sizes.m:
+                start = self.place(row + 8 * half, col, l_idx)
+                for i in cutlass.range_constexpr(self.boxes.cols // 8):
+                    for j in cutlass.range_constexpr(2):
+                        if col + 8 * i + j < self.sizes.n:
+                            self.put(start + (8 * i + j) * self.elem_bytes, rounded[4 * i + 2 * half + j])
+
+    @cute.jit
+    def store_columns(self, rounded: cute.Tensor, row: Any, col: Any, l_idx: Any) -> None:
+        """An m-major result."""
+        pitch = Int64(self.sizes.m) * self.elem_bytes
+        for i in cutlass.range_constexpr(self.boxes.cols // 8):
+            for j in cutlass.range_constexpr(2):
+                if col + 8 * i + j < self.sizes.n:
+                    start = self.place(row, col, l_idx) + (8 * i + j) * pitch
+                    for half in cutlass.range_constexpr(2):
+                        if row + 8 * half < self.sizes.m:
+                            self.put(start + 8 * half * self.elem_bytes, rounded[4 * i + 2 * half + j])
+
+    @property
+    def elem_bytes(self) -> int:
+        return self.boxes.segments.elem_bytes
+
+    def put(self, address: Int64, value: Any) -> None:
+        row_store.at_address(address, self.boxes.dtype)[0] = value
+
+    def place(self, row: Any, col: Any, l_idx: Any) -> Int64:
+        """Address of an element."""
+        m, n = Int64(self.sizes.m), Int64(self.sizes.n)
+        inner = Int64(row) * n + Int64(col) if self.boxes.c_major == "n" else Int64(col) * m + Int64(row)
+        return self.out.toint() + (Int64(l_idx) * (m * n) + inner) * self.elem_bytes
+
+    def finish(self) -> None:
+        """Stores of a thread need nothing of the CTA."""

@@ -16,6 +16,7 @@ from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
 from jax_bwgemm.kernels.params import Hints, Sizes
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
+from jax_bwgemm.kernels.sm90_direct import Sm90Direct
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 
 KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
@@ -45,7 +46,7 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
 
 def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
-    gemm = KERNELS[family_of(variant.target).name](variant)
+    gemm = (Sm90Direct if variant.tile.direct else KERNELS[family_of(variant.target).name])(variant)
     kernel: Any = type(gemm).kernel  # type: ignore[attr-defined]
     kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     is_aligned = variant.store == "tma"
@@ -73,9 +74,11 @@ def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _moved(variant: Variant) -> list[str]:
-    """Operands, results and matrices that the epilogue reads, as `Maps` has them: the source of each, or the role of a
-    result that threads store."""
+    """Operands, results and matrices that the epilogue reads, as `Maps` has them: the source of each, or the role of
+    what threads load or store."""
     at, symmetric = places(variant), variant.tile.symmetric
+    if variant.tile.direct:
+        return ["a", *b_roles(variant), *(role for role, _ in variant.steps.results)]
     operands = [f"{'tma2' if symmetric and role == 'b' else 'tma'}:{at[role]}" for role in ("a", *b_roles(variant))]
     results = [f"tma:{at[role]}" if variant.store == "tma" else role for role, _ in variant.steps.results]
     mirrored = [f"tma2:{at['out']}"] if symmetric else []

@@ -101,6 +101,8 @@ def promised(kernel: Variant | Repack) -> list[str]:
     if isinstance(kernel, Repack):
         return ["LDG.128", "STG.128", *(["STS", "LDS.128"] if kernel.kind == "transpose" else [])]
     tile = kernel.tile
+    if tile.direct:
+        return [mma_opcode(kernel), "LDGSTS.128", "STG"]
     by_threads = "STG.128" if kernel.c_major == "n" else "STG"
     names = [mma_opcode(kernel), "UTMALDG", "UTMASTG" if kernel.store == "tma" else by_threads]
     names += family_of(kernel.target).opcodes.demanded
