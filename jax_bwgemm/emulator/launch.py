@@ -12,6 +12,7 @@ import numpy as np
 
 from jax_bwgemm.emulator import (
     alu,
+    async_copies,
     barriers,
     cancel,
     control,
@@ -41,6 +42,7 @@ from jax_bwgemm.emulator.tensormap import MAP_BYTES, TensorMap
 
 HANDLER_MODULES = (
     alu,
+    async_copies,
     barriers,
     cancel,
     control,

@@ -46,6 +46,7 @@ class Warp:
         self.exited = False
         self.bulk_open: list[Any] = []  # bulk stores since the last commit_group
         self.bulk_groups: list[list[Any]] = []
+        self.copies: Any = None  # by cp.async
         self.mmas: list[Any] = []  # tcgen05 operations not yet known done
         self.wgmma: Any = None
         self.unwaited_load: Where | None = None  # the last tcgen05.ld, until tcgen05.wait::ld

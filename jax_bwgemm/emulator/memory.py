@@ -247,6 +247,11 @@ def _global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.nd
     if (addresses % size).any():
         bad = int(addresses[addresses % size != 0][0])
         raise w.fault("misaligned", f"global address {bad:#x} is not a multiple of {size}")
+    return find_global(w, addresses, size)
+
+
+def find_global(w: Any, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """`_global` of addresses of any alignment."""
     low, high = int(addresses.min()), int(addresses.max())
     try:
         buffer, offset, name = w.cta.cluster.machine.memory.find(low, high - low + size)

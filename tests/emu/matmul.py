@@ -13,7 +13,8 @@ import numpy as np
 from jax_bwgemm.emulator import Counters, Launch, Memory, Schedule, TensorMap, run
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
-from jax_bwgemm.facts.problem import DTYPE_SHORT
+from jax_bwgemm.facts.geometry import cluster_tiles
+from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
 from jax_bwgemm.facts.tile import Tile, workspace_bytes
 from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
@@ -97,7 +98,7 @@ def run_matmul(
     batch = max(a.shape[0], b.shape[0])
     out = poisoned((batch, m, n) if variant.c_major == "n" else (batch, n, m), variant.out_dtype)
     memory = Memory()
-    arrays = {"a": padded(a), "b": padded(b), "out": out}
+    arrays = {"a": a, "b": b, "out": out} if tile.direct else {"a": padded(a), "b": padded(b), "out": out}
     arrays |= {name: array for name, array in (("bias", bias), ("residual", residual)) if array is not None}
     arrays |= {name: padded(array) if name == "up" else array for name, array in (others or {}).items()}
     tiles = -(-m // (tile.cluster_m * tile.cta_m)) * -(-n // (tile.cluster_n * tile.out_n)) * batch
@@ -119,8 +120,11 @@ def run_matmul(
     values |= {"int:raster_group": raster_group, "int:raster_along_n": raster_along_n}
     values |= {"int:raster_order": raster_order, "l2:a_l2": NORMAL, "l2:b_l2": NORMAL, "token": TOKEN}
     values |= dict(zip(("int:stream_tiles", "int:stream_clusters"), stream, strict=True))
+    grid = (tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters)
+    if tile.direct:
+        grid = (*cluster_tiles(tile, Problem(m, n, k)), batch)
     launch = Launch(
-        grid=(tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters),
+        grid=grid,
         block=(facts.num_threads, 1, 1),
         params=tuple(values[source.partition("[")[0]] for source, _ in facts.params),
         cluster=(tile.cluster_m, tile.cluster_n, tile.cluster_k),
