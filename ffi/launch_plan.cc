@@ -7,7 +7,7 @@
 namespace jbw {
 namespace {
 
-constexpr int64_t kMaxGridZ = 65535;                         // CUDA C++ programming guide, technical specifications
+constexpr int64_t kMaxGridZ = 65535;                         // and y: CUDA C++ guide, technical specifications
 constexpr int64_t kMaxClusterTiles = kInt32Max - kMaxGridZ;  // a CTA's last step past the end stays an int32
 constexpr uint64_t kMaxStrideBytes = uint64_t{1} << 40;      // cuTensorMapEncodeTiled: strides below 2^40
 constexpr int64_t kMaxClusterCtas = 16;                      // of H100 and B200, CUDA C++ programming guide, clusters
@@ -28,6 +28,7 @@ Status ReadGeometry(const Attributes& attrs, Geometry* geometry) {
   JBW_RETURN_IF_ERROR(Read(attrs, "smem_bytes", 0, 1 << 20, &geometry->smem_bytes));
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_tiles", 0, kInt32Max, &geometry->stream_tiles));
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_clusters", 1, kMaxGridZ, &geometry->stream_clusters));
+  JBW_RETURN_IF_ERROR(Read(attrs, "tile_grid", 0, 1, &geometry->tile_grid));
   JBW_RETURN_IF_ERROR(Read(attrs, "pdl", 0, 1, &geometry->pdl));
   return CheckRange("cluster_m * cluster_n * cluster_k",
                     geometry->cluster_m * geometry->cluster_n * geometry->cluster_k, 1, kMaxClusterCtas);
@@ -66,6 +67,20 @@ Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32
   return {};
 }
 
+// A CTA for each tile, alone in its cluster: where it is, is its tile.
+Status PlanTileGrid(const Geometry& geometry, int64_t tiles_m, int64_t tiles_n, int64_t batch, JbwLaunchPlan* plan) {
+  JBW_RETURN_IF_ERROR(CheckRange("cluster_m * cluster_n * cluster_k",
+                                 geometry.cluster_m * geometry.cluster_n * geometry.cluster_k, 1, 1));
+  JBW_RETURN_IF_ERROR(CheckRange("tiles along n", tiles_n, 1, kMaxGridZ));
+  JBW_RETURN_IF_ERROR(CheckRange("batch", batch, 1, kMaxGridZ));
+  const int64_t grid[3] = {tiles_m, tiles_n, batch};
+  for (int i = 0; i < 3; ++i) {
+    plan->grid[i] = static_cast<uint32_t>(grid[i]);
+    plan->cluster[i] = 1;
+  }
+  return {};
+}
+
 // A cluster tile is cluster_m * cta_m rows by cluster_n * out_n columns; the cluster's CTAs along z divide its k.
 Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Sizes& sizes, int32_t max_active_clusters,
                 JbwLaunchPlan* plan) {
@@ -77,16 +92,17 @@ Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Size
                            tiles_n, " x ", sizes.batch, ": split the batch");
   }
   plan->num_cluster_tiles = tiles_mn * sizes.batch;
+  plan->block[0] = static_cast<uint32_t>(geometry.num_threads);
+  plan->block[1] = plan->block[2] = 1;
+  plan->smem_bytes = static_cast<uint32_t>(geometry.smem_bytes);
+  plan->pdl = geometry.pdl;
+  if (geometry.tile_grid) return PlanTileGrid(geometry, tiles_m, tiles_n, sizes.batch, plan);
   int64_t num_clusters;
   JBW_RETURN_IF_ERROR(CountClusters(geometry, workspace, max_active_clusters, plan->num_cluster_tiles, &num_clusters));
   plan->grid[0] = plan->cluster[0] = static_cast<uint32_t>(geometry.cluster_m);
   plan->grid[1] = plan->cluster[1] = static_cast<uint32_t>(geometry.cluster_n);
   plan->cluster[2] = static_cast<uint32_t>(geometry.cluster_k);
   plan->grid[2] = plan->cluster[2] * static_cast<uint32_t>(num_clusters);
-  plan->block[0] = static_cast<uint32_t>(geometry.num_threads);
-  plan->block[1] = plan->block[2] = 1;
-  plan->smem_bytes = static_cast<uint32_t>(geometry.smem_bytes);
-  plan->pdl = geometry.pdl;
   return {};
 }
 

@@ -293,7 +293,8 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         "stream": _why_stream(plan, plan.tile) if plan.tile.stream_k else "",
         "order": order,
         "L2": _why_hints(plan),
-        "store": _why_store(plan.problem),
+        "loads": "by threads, which wait for no descriptor and no barrier, of any rows" if plan.tile.direct else "",
+        "store": _why_store(plan.problem, plan.tile),
         "pad": _why_padding(plan, plan.chosen),
     }
     return [f"  {what + ':':<7} {why}" for what, why in lines.items() if why]
@@ -381,7 +382,9 @@ def _why_hints(plan: Plan) -> str:
     return ", ".join(f"{name} {meaning[hint]}" for name, hint in zip("ab", hints, strict=True))
 
 
-def _why_store(problem: Problem) -> str:
+def _why_store(problem: Problem, tile: Tile) -> str:
+    if tile.direct:
+        return "by threads, as registers have the result: a small one is sooner there than through shared memory"
     if is_tma_storable(problem):
         return "TMA, box after box from shared memory"
     is_n_major = problem.c_major == "n"
@@ -392,6 +395,8 @@ def _why_store(problem: Problem) -> str:
 
 def _why_padding(plan: Plan, chosen: Candidate) -> str:
     names = zip("ab", "ba" if plan.swapped else "ab", strict=True)
+    if chosen.tile.direct:
+        return ""
     padded = [f"{mine} by {by} elements a row" for x, mine in names if (by := padding(plan.problem, x))]
     if not padded or chosen.cost is None:
         return ""

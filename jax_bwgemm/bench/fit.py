@@ -51,6 +51,12 @@ PARAMETERS = {
     "box_cycles": (1, 400),
     "loop_cycles": (1, 500),
     "backlog_cycles": (1, 500),
+    "direct_start_cycles": (500, 10000),
+    "direct_round_cycles": (100, 10000),
+    "direct_step_cycles": (5, 1000),
+    "direct_chunk_cycles": (1, 100),
+    "direct_raw_cycles": (2, 300),
+    "direct_element_cycles": (0.5, 100),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm

@@ -1,7 +1,7 @@
 """cp.async: copies of a thread from global to shared memory, in groups of the thread (PTX ISA, cp.async).
 
-A copy may happen at any time until the thread has waited for its group. Nobody may touch the bytes until then; then they
-are as if that thread had stored them through the generic proxy at the wait: other lanes and warps see them behind a
+A copy may happen at any time until the thread has waited for its group. Nobody may touch the bytes until then. Behind
+the wait they are as if that thread had stored them through the generic proxy: other lanes and warps see them behind a
 barrier, and wgmma and TMA behind a fence.proxy.async.
 """
 

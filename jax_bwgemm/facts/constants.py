@@ -54,6 +54,12 @@ class Constants:
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
+    direct_start_cycles: float = 2900  # of a direct tile, with the latency of its first loads; assumed, like the next
+    direct_round_cycles: float = 1500  # from a CTA to the one in its place
+    direct_step_cycles: float = 90  # of each k tile: its threads meet
+    direct_chunk_cycles: float = 7  # of a warp's 32 chunks of 16 bytes that are loaded
+    direct_raw_cycles: float = 36  # and that are realigned
+    direct_element_cycles: float = 4  # of an element of each thread that is stored
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
 from jax_bwgemm.facts.epilogue import Epilogue, inputs
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
-from jax_bwgemm.facts.geometry import cluster_tiles
+from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
 from jax_bwgemm.facts.padding import padded_shape
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import (
@@ -35,6 +35,8 @@ MAX_MATRICES, MAX_RESULTS = 2, 3  # that an epilogue reads and makes, in registe
 MAX_REDUCTIONS = 4  # each takes registers for the columns or the rows of a thread's box
 MAX_MMA_N = 256  # PTX ISA, wgmma and tcgen05.mma shapes
 MAX_CLUSTER_TILES = INT32_MAX - 65535  # a CTA's last step past the end, of as many as a grid has along z, is an int32
+MAX_GRID_YZ = 65535  # CUDA C++ programming guide, technical specifications
+MAX_DIRECT_BYTES = 2**30
 MAX_MATRIX_BYTES = 2**40  # strides are less: CUDA driver API, cuTensorMapEncodeTiled
 
 
@@ -339,7 +341,18 @@ def why_not_sizes(tile: Tile, problem: Problem) -> str | None:
     if tiles_m * tiles_n * problem.batch > MAX_CLUSTER_TILES:
         got = f"{tiles_m} x {tiles_n} x {problem.batch}"
         return f"a launch requires at most {MAX_CLUSTER_TILES} cluster tiles, got {got}: split the batch"
-    return _why_not_matrices(problem)
+    return _why_not_direct_sizes(tile, problem) if tile.direct else _why_not_matrices(problem)
+
+
+def _why_not_direct_sizes(tile: Tile, problem: Problem) -> str | None:
+    """What its grid counts along y and z, and its threads in int32 offsets, beyond an operand's end, too."""
+    for name, size in (("tiles along n", cluster_tiles(tile, problem)[1]), ("matrices of a batch", problem.batch)):
+        if size > MAX_GRID_YZ:
+            return f"`direct` requires at most {MAX_GRID_YZ} {name}, got {size}"
+    for name, size in zip(("a", "b"), operand_bytes(problem), strict=True):
+        if size > MAX_DIRECT_BYTES:
+            return f"`direct` requires at most {MAX_DIRECT_BYTES} bytes of `{name}`, got {size}"
+    return None
 
 
 def _why_not_matrices(problem: Problem) -> str | None:

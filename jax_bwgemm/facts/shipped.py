@@ -186,6 +186,16 @@ BLACKWELL_NARROW = (
     Tile(128, 64, cluster_k=4),
 )
 
+HOPPER_DIRECT = (
+    Tile(64, 16, direct=True),
+    Tile(64, 32, direct=True),
+    Tile(64, 64, direct=True),
+    Tile(128, 64, direct=True),
+    Tile(128, 16, direct=True),
+    Tile(64, 48, direct=True),
+    Tile(128, 32, direct=True),
+)
+
 SHIPPED_TILES = {
     "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),
     "blackwell": (*BLACKWELL, *BLACKWELL_GATED, *BLACKWELL_SYMMETRIC),
@@ -198,3 +208,7 @@ SWAPPED_TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": HOPPER_SWAPPED,
     "blackwell": (),
 }  # of the transposed product of more rows than few: its columns may be any multiple of 16, whatever the weights' major
+DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
+    "hopper": HOPPER_DIRECT,
+    "blackwell": (),
+}  # of small products, as they are

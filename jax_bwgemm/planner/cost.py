@@ -49,6 +49,7 @@ from jax_bwgemm.planner.cycles import (
     overlapped,
     store_rate,
 )
+from jax_bwgemm.planner.direct import direct_cycles
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, waves_and_rest
 
 CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point: a contraction, since slope * utilisation < clock
@@ -107,7 +108,7 @@ def cost(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule | None = N
         if abs(clock - before) < CLOCK_TOLERANCE_GHZ:
             break
     bound = "memory" if memory_us > compute_us else _step_bound(tile, problem, arch, schedule, clock)
-    padding_us = _padding_us(problem, arch, "a" if tile.symmetric else "ab")
+    padding_us = 0.0 if tile.direct else _padding_us(problem, arch, "a" if tile.symmetric else "ab")
     us += arch.constants.launch_us + padding_us
     utilisation = problem.flops / (us * 1e6 * peak_tflops(problem, arch))
     waves, rate = num_waves(tile, problem, arch), fill_rate(tile, DTYPE_BYTES[problem.a_dtype], arch)
@@ -127,7 +128,7 @@ def roofline_us(problem: Problem, arch: Arch) -> float:
 
 def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
-    store = "tma" if is_tma_storable(problem) else "threads"
+    store = "tma" if is_tma_storable(problem) and not tile.direct else "threads"
     return Schedule(
         num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves_of(tile, problem.epilogue.moves)),
         acc_stages(tile, arch.tmem_cols),
@@ -163,6 +164,8 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
+    if tile.direct:
+        return direct_cycles(tile, problem, arch) + gate_cycles(tile, problem, arch)
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
     moves = moves_of(tile, problem.epilogue.moves)
     out_bytes = DTYPE_BYTES[problem.out_dtype] * (moves.matrices + moves.results)  # matrices come as results go

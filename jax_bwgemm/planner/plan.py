@@ -10,8 +10,8 @@ from statistics import geometric_mean
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
 from jax_bwgemm.facts.padding import why_not_padded
-from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
@@ -25,6 +25,7 @@ NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, am
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 
+DIRECT_FLOPS, DIRECT_BYTES = 2e9, 16e6  # of a product, assumed: some 10 us of our other kernels
 SWAPPED_ROWS = 512  # at most so many rows were tried as columns of the transposed product (H200)
 
 TileLists = Mapping[str, tuple[Tile, ...]]
@@ -96,9 +97,11 @@ def candidates(
     shipped: TileLists = SHIPPED_TILES,
     narrow: TileLists = NARROW_TILES,
     swapped: TileLists = SWAPPED_TILES,
+    direct: TileLists = DIRECT_TILES,
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
-    its few columns; and, if it `is_swappable`, for its transpose, narrow ones for few rows and others for more."""
+    its few columns; if it `is_swappable`, for its transpose, narrow ones for few rows and others for more; and direct
+    ones, if it `is_small`."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
     fitting = (x for x in shipped[family] if (x.promoted, x.gated) == asked and x.symmetric <= problem.symmetric)
@@ -108,6 +111,8 @@ def candidates(
     found = [_candidate(problem, tile, flips) for tile, flips in tiles]
     if is_swappable(problem):
         found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
+    if is_small(problem):
+        found += [_candidate(problem, tile, False) for tile in direct[family]]
     return tuple(found)
 
 
@@ -134,6 +139,12 @@ def is_swappable(problem: Problem) -> bool:
         and not problem.epilogue.is_gated
         and (is_tma_storable(problem) or problem.b_major == "k")
     )
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether direct tiles are worth a look: more work than that hides the latencies that they save."""
+    halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
+    return halves and problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
 
 
 def plan(
@@ -177,10 +188,12 @@ def plan(
     found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
     judged = tuple(sorted(_over_range(found, arch, symbols) if symbols else found, key=_preference))
     unpadded = None if tile or batch_invariant else why_not_padded(problem)
-    if reason := judged[0].reason or unpadded:
+    if reason := judged[0].reason:
         return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
     best = _fastest(judged) if is_measured else _best(judged, arch)
+    if unpadded and not best.tile.direct:  # which takes operands as they lie
+        return Plan(problem, arch, judged, reason=unpadded)
     seen = best.problem
     largest = (
         sized(seen, _symbols_of(best, symbols).samples[-1]) if symbols else seen
@@ -277,6 +290,8 @@ def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
     placed = [(cost, c) for cost, c in costs if c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
     if placed and placed[0][0].us <= TIE * costs[0][0].us:
         costs = placed
+    if costs[0][1].tile.direct:  # too small for power to count
+        return costs[0][1]
     tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= TIE * costs[0][0].us]
     return min(tied, key=lambda entry: entry[:2])[-1]
 

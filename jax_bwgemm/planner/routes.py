@@ -16,6 +16,7 @@ from jax_bwgemm.facts.legality import is_read_swapped, why_not_on
 from jax_bwgemm.facts.padding import contiguous, padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import repack_us
 
 HasRepack = Callable[[str, int, Shape], bool]  # of a kind ("pad", "transpose"), an element's bytes, the result's shape
@@ -27,16 +28,21 @@ class Route:
     """`problem` has the majors of the operands as a kernel gets them.
 
     `from_source`: which of a and b are taken from before their transpose. `transposes`: which a repack transposes, and
-    pads on the way; until then they lie under the other major.
+    pads on the way; until then they lie under the other major. `pads`: the kernel wants rows that TMA can step over.
     """
 
     problem: Problem
     from_source: Pair = (False, False)
     transposes: Pair = (False, False)
+    pads: bool = True
 
     def padding(self, idx: int) -> int:
         """Elements by which the contiguous dimension of operand 0 or 1 grows."""
-        return padding(self.problem, "ab"[idx])
+        return padding(self.problem, "ab"[idx]) if self.pads else 0
+
+    def to(self, tile: Tile | None) -> Route:
+        """The same to a kernel with this tile."""
+        return dataclasses.replace(self, pads=tile is None or not tile.direct)
 
     def transpose_us(self, arch: Arch) -> float:
         """Of its passes that transpose; those that pad are a part of a tile's cost."""

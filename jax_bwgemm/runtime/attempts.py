@@ -216,7 +216,8 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
             illegal = illegal or str(error)
             continue
         if decision.entry is not None:
-            return _Rung(_priced(Attempt(route, decision.plan, decision.entry), arch), considered=tuple(considered))
+            ready = Attempt(route.to(decision.entry.variant.tile), decision.plan, decision.entry)
+            return _Rung(_priced(ready, arch), considered=tuple(considered))
         refused.append(Attempt(route, decision.plan, reason=_with_remedy(asked, decision)))
     missing = [_to_build(asked, attempt, arch) for attempt in refused] if asked.compiles else []
     return _Rung(None, tuple(filter(None, missing)), tuple(refused), illegal, tuple(considered))
@@ -228,7 +229,7 @@ def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
     wanted = plan(problem, arch, asked.tile, batch_invariant=asked.batch_invariant, symbols=symbols)
     if wanted.variant is None or why_not_launched(asked.is_emulated):
         return None
-    return _priced(Attempt(refused.route, wanted, is_missing=True, reason=refused.reason), arch)
+    return _priced(Attempt(refused.route.to(wanted.tile), wanted, is_missing=True, reason=refused.reason), arch)
 
 
 def _with_remedy(asked: Asked, decision: Decision) -> str | None:
@@ -304,7 +305,7 @@ def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None
 def _least_us(plan: Plan | None) -> float:
     """What the best tile of our lists takes that XLA has, too, whether its cubin is there or not; as the plan's choice
     was made, by what was measured or by what is predicted."""
-    candidates = (candidate for candidate in (plan.candidates if plan else ()) if not candidate.tile.symmetric)
+    candidates = (c for c in (plan.candidates if plan else ()) if not (c.tile.symmetric or c.tile.direct))
     return min(
         (_us(candidate, plan is not None and plan.record is not None) for candidate in candidates), default=math.inf
     )
@@ -323,7 +324,8 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
     problem, is_padded = kernel.route.problem, any(kernel.route.padding(i) for i in range(2))
-    if first.plan and (reason := short.why_xla(problem, is_padded, kernel.us, first.plan.arch)):
+    is_direct = kernel.entry.variant.tile.direct  # which takes no longer to start and to store than XLA's
+    if first.plan and not is_direct and (reason := short.why_xla(problem, is_padded, kernel.us, first.plan.arch)):
         return reason
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):

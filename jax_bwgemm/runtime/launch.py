@@ -9,7 +9,7 @@ import dataclasses
 
 from jax_bwgemm.facts.epilogue import UP
 from jax_bwgemm.facts.geometry import concurrent_clusters
-from jax_bwgemm.facts.padding import padded_shape
+from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.recipe import Attribute, Buffer
 from jax_bwgemm.facts.tile import workspace_bytes
 from jax_bwgemm.planner.order import RASTER_ORDERS
@@ -66,6 +66,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "smem_bytes": entry.smem_bytes,
         "stream_tiles": plan.stream.tiles,
         "stream_clusters": plan.stream.clusters,
+        "tile_grid": int(tile.direct),
         "pdl": int(plan.pdl),
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,
@@ -78,8 +79,10 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
 
 
 def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
-    """As the kernel gets it: a and b padded."""
+    """As the kernel gets it: a and b padded, where their rows may be."""
     p = plan.problem
     if buffer.role in ("a", "b", UP.role) and not buffer.is_result:
-        return padded_shape(p, "a" if buffer.role == "a" else "b")
+        operand = "a" if buffer.role == "a" else "b"
+        batch, rows, elements = padded_shape(p, operand)
+        return batch, rows, elements if "+" in buffer.dims[-1] else contiguous(p, operand)
     return buffer.shape({"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes})

@@ -184,7 +184,8 @@ def _attributes() -> dict[str, Any]:
         cta_m=128, mma_n=256, out_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448
     )
     raster = dict(raster_group=8, raster_along_n=1, raster_order=1)
-    return dict(geometry, **raster, a_l2="normal", b_l2="normal", alpha=0.5, stream_tiles=0, stream_clusters=1, pdl=0)
+    launch = dict(stream_tiles=0, stream_clusters=1, tile_grid=0, pdl=0)
+    return dict(geometry, **raster, a_l2="normal", b_l2="normal", alpha=0.5, **launch)
 
 
 def _tensor_map(dtype: str, role: str, rows: int) -> TensorMap:

@@ -19,7 +19,7 @@ ATTRIBUTES: dict[str, Any] = dict(
     variant="absent", entry="kernel", target="sm_90a", cubin_sha256="0" * 64,
     **{name: np.int32(value) for name, value in dict(
         cta_m=128, mma_n=256, out_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448,
-        stream_tiles=0, stream_clusters=1, pdl=1, raster_group=8,
+        stream_tiles=0, stream_clusters=1, tile_grid=0, pdl=1, raster_group=8,
     ).items()},
     a_l2="evict_last", alpha=np.float32(1),
     buffers="a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:bfloat16[l,m,n]%16",
