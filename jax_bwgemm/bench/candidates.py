@@ -7,7 +7,7 @@ takes three launches until it is as fast as it stays, behind a rest a long one t
 long for that runs alone, as in a benchmark. So a stretch is that short because the next kernel in it would find the
 clocks lower. Of many stretches, those that are slow by their first round are left at that.
 
-Device time alone: operands come padded. Keeps nothing.
+Device time alone: operands come padded where a kernel wants them so. Keeps nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.cases import MAX_ROTATION
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.padding import padded_shape
+from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Time, key, now
@@ -40,6 +40,7 @@ from jax_bwgemm.runtime.launch import request
 BURST_US, MAX_IN_A_ROW = 1000.0, 8  # of the roofline: what a stretch takes at least; launches of a kernel in it
 SLOW = 1.2  # times as long as the fastest by the first round: not timed again
 POOL = 4_194_301  # random numbers that operands repeat: odd, so that rows differ
+Forms = tuple[jax.Array, ...]  # one operand's, padded and, where that differs, not
 Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 
 
@@ -181,34 +182,43 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
     """
     result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
 
-    def launch(decision: Decision, *values: jax.Array) -> None:
+    def launch(decision: Decision, values: Sequence[Forms], rest: Sequence[jax.Array]) -> None:
         assert decision.plan is not None and decision.entry is not None  # a kernel at hand was planned
         made = request(decision.plan, decision.entry)
         results = [result, *(jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in made.results[1:])]
         call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else, of no use, it would not be made
-        call(*values, **ffi.as_hlo(made.attributes))
+        forms = zip(values, made.operands[: len(values)], strict=True)
+        given = [next(x for x in own if x.shape == asked.shape) for own, asked in forms]
+        call(*given, *rest, **ffi.as_hlo(made.attributes))
 
-    def launch_all(a: Sequence[jax.Array], b: Sequence[jax.Array], rest: Sequence[jax.Array]) -> jax.Array:
+    def launch_all(a: Sequence[Forms], b: Sequence[Forms], rest: Sequence[jax.Array]) -> jax.Array:
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
             decision, pair = decisions[kernel], (a[i % copies], b[i % copies])
             own = decision.plan
             assert own is not None and own.tile is not None  # a kernel at hand was planned
             pair = pair[::-1] if own.swapped else pair
             given = pair[: 1 if own.tile.symmetric else 2]
-            launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), *given, *rest)
+            launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), given, rest)
         return jnp.zeros(())
 
     return launch_all
 
 
-def operands(problem: Problem, copies: int) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """`copies` of a and of b as stored, padded as TMA requires; and what the epilogue adds.
+def operands(problem: Problem, copies: int) -> tuple[list[Forms], list[Forms], list[jax.Array]]:
+    """`copies` of a and of b as stored, padded as TMA requires and, where that is another shape, as they are; and what
+    the epilogue adds.
 
     Made on the host: a program that draws random numbers would have to be compiled for each shape.
     """
-    a = [_random(padded_shape(problem, "a"), problem.a_dtype, 2 * i) for i in range(copies)]
-    b = [_random(padded_shape(problem, "b"), problem.b_dtype, 2 * i + 1) for i in range(copies)]
+    a = [_forms(problem, "a", problem.a_dtype, 2 * i) for i in range(copies)]
+    b = [_forms(problem, "b", problem.b_dtype, 2 * i + 1) for i in range(copies)]
     return a, b, [_random(extra.shape, extra.dtype, 0) for extra in problem.extras]
+
+
+def _forms(problem: Problem, operand: str, dtype: str, seed: int) -> Forms:
+    *rows, row = padded_shape(problem, operand)
+    shapes = dict.fromkeys(((*rows, row), (*rows, contiguous(problem, operand))))
+    return tuple(_random(shape, dtype, seed) for shape in shapes)
 
 
 def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:

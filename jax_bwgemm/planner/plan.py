@@ -279,9 +279,14 @@ def _over_range(judged: Sequence[Candidate], arch: Arch, symbols: Symbols) -> li
 
 def _fastest(judged: tuple[Candidate, ...]) -> Candidate:
     """Of measured candidates, the fastest first: among those that tie with it, what the model prefers."""
-    least = judged[0].measured_us or 0.0
-    tied = [c for c in judged if c.reason is None and c.measured_us and c.measured_us <= NOISE * least]
+    least = _whole_us(judged[0])
+    tied = [c for c in judged if c.reason is None and c.measured_us and _whole_us(c) <= NOISE * least]
     return min(tied, key=lambda candidate: candidate.cost.us if candidate.cost else math.inf)
+
+
+def _whole_us(candidate: Candidate) -> float:
+    """Measured, and what is predicted of padding its operands, which not every tile wants."""
+    return (candidate.measured_us or 0.0) + (candidate.cost.padding_us if candidate.cost else 0.0)
 
 
 def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
@@ -304,6 +309,6 @@ def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
 def _preference(candidate: Candidate) -> tuple[bool, bool, bool, float]:
     """Launchable before legal before illegal, and measured before not; then the time. Ties keep the order in which
     tiles ship."""
-    us = candidate.measured_us
-    predicted_us = candidate.cost.us if candidate.cost else 0.0
-    return candidate.reason is not None, candidate.cost is None, us is None, predicted_us if us is None else us
+    us, c = candidate.measured_us, candidate.cost
+    predicted_us = c.us if c else 0.0
+    return candidate.reason is not None, c is None, us is None, predicted_us if us is None else _whole_us(candidate)
