@@ -43,6 +43,7 @@ class Constants:
     exchange_cycles: float = 1500  # of a tile that is split along k; fitted, H200
     exchange_cta_cycles: float = 140  # and for each CTA that meets; fitted, H200
     launch_us: float = 2.4  # cuLaunchKernelEx of an empty kernel, measured on an H200, driver 580.159.04
+    pass_us: float = 1.7  # of a pass over an operand before a kernel, beside moving it; fitted, H200
     store_bytes_per_clk: float = 64  # shared memory to L2 by TMA store: half of shared memory's rate, CUDA C++ guide
     smem_bytes_per_clk: float = 128  # what MMAs read their operands with, CUDA C++ guide; gives published intervals
     special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
@@ -54,12 +55,12 @@ class Constants:
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
-    direct_start_cycles: float = 2900  # of a direct tile, with the latency of its first loads; assumed, like the next
-    direct_round_cycles: float = 1500  # from a CTA to the one in its place
-    direct_step_cycles: float = 90  # of each k tile: its threads meet
-    direct_chunk_cycles: float = 7  # of a warp's 32 chunks of 16 bytes that are loaded
-    direct_raw_cycles: float = 36  # and that are realigned
-    direct_element_cycles: float = 4  # of an element of each thread that is stored
+    direct_start_cycles: float = 2660  # of a direct tile, with the latency of its first loads; fitted, H200, as the next
+    direct_round_cycles: float = 5800  # from a CTA to the one in its place
+    direct_step_cycles: float = 210  # of each k tile: its threads meet
+    direct_chunk_cycles: float = 12  # of a warp's 32 chunks of 16 bytes that are loaded
+    direct_raw_cycles: float = 220  # and that are realigned
+    direct_element_cycles: float = 24  # of an element of each thread that is stored
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 

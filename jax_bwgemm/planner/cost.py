@@ -222,7 +222,7 @@ def repack_us(problem: Problem, operand: str, arch: Arch) -> float:
 
 def pass_us(size: int, arch: Arch) -> float:
     """A kernel that does nothing but move `size` bytes of device memory."""
-    return arch.constants.launch_us + size / (arch.memory_tb_per_s * 1e6)
+    return arch.constants.pass_us + size / (arch.memory_tb_per_s * 1e6)
 
 
 def _padding_us(problem: Problem, arch: Arch, operands: str) -> float:
