@@ -285,6 +285,8 @@ def _choice_lines(plan: Plan | None) -> list[str]:
     order = f"groups of {plan.raster_group} {along} of cluster tiles, so that concurrent ones share the L2 cache"
     if plan.raster_order == "snake":
         order += "; every second group backwards"
+    if plan.tile.direct:
+        order = "a CTA for each tile, all at once"
     lines = {
         "tile": _why_tile(plan, plan.chosen),
         "pairs": _why_cta_group(plan, plan.chosen),
@@ -292,7 +294,7 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         "split": _why_split(plan.tile) if plan.tile.cluster_k > 1 else "",
         "stream": _why_stream(plan, plan.tile) if plan.tile.stream_k else "",
         "order": order,
-        "L2": _why_hints(plan),
+        "L2": "" if plan.tile.direct else _why_hints(plan),
         "loads": "by threads, which wait for no descriptor and no barrier, of any rows" if plan.tile.direct else "",
         "store": _why_store(plan.problem, plan.tile),
         "pad": _why_padding(plan, plan.chosen),

@@ -55,7 +55,7 @@ class Constants:
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
-    direct_start_cycles: float = 2660  # of a direct tile, with the latency of its first loads; fitted, H200, as the next
+    direct_start_cycles: float = 2660  # of a direct tile, with its first loads' latency; fitted, H200, as the next
     direct_round_cycles: float = 5800  # from a CTA to the one in its place
     direct_step_cycles: float = 210  # of each k tile: its threads meet
     direct_chunk_cycles: float = 12  # of a warp's 32 chunks of 16 bytes that are loaded

@@ -186,7 +186,7 @@ BLACKWELL_NARROW = (
     Tile(128, 64, cluster_k=4),
 )
 
-HOPPER_DIRECT = tuple(Tile(m, n, direct=True) for m, n in ((64, 16), (64, 32), (64, 64), (128, 64)))
+HOPPER_DIRECT = tuple(Tile(m, n, direct=True) for m, n in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 16)))
 
 SHIPPED_TILES = {
     "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),

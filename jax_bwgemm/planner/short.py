@@ -2,7 +2,8 @@
 
 Up to a few terms a product is little more than its stores, and XLA's, always. Beyond, XLA's kernel walks over k for
 each of its own small tiles, and its time follows from three numbers, which is compared with that of our kernel.
-Operands that have to be padded first leave it more room.
+Operands that have to be padded first leave it more room. A direct tile starts and stores as fast as XLA's, but not
+where its threads realign rows.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import math
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.problem import Problem
 
-# Of k, up to which XLA has the product, and up to which it is compared; for operands as they lie, and padded ones. On
-# an H200, of random products (results/random): 12 of up to 32 took XLA 0.46 to 0.87 times as long as our kernels, 3 of
-# up to 128 that had to be padded 0.44 to 0.62 times; beyond, XLA's time depends on what it happens to choose.
-LIMITS = (32, 128), (128, 800)
+# Of k, up to which XLA has the product, and up to which it is compared; by what is done with operands. On an H200, of
+# random products (results/random): 12 of up to 32 took XLA 0.46 to 0.87 times as long as our kernels with TMA, 3 of up
+# to 128 that had to be padded 0.44 to 0.62 times; beyond, XLA's time depends on what it happens to choose.
+LIMITS = {"tma": (32, 128), "padded": (128, 800), "direct": (0, 0), "realigned": (0, 800)}
 # Fitted to 25 of those that XLA computed in one kernel: most are within a fifth, none is much faster.
 START_US, TERM_US, MEMORY_SHARE = 1.2, 0.0075, 0.56
 TILE = 64  # rows and columns of its own; on all SMs at a time
@@ -28,12 +29,13 @@ def xla_us(problem: Problem, arch: Arch) -> float:
     return arch.constants.launch_us + START_US + TERM_US * problem.k * waves + moved_us
 
 
-def why_xla(problem: Problem, is_padded: bool, us: float, arch: Arch) -> str | None:
-    """One sentence if XLA is expected to be done before a kernel of ours, which is predicted to take `us`."""
-    always, compared = LIMITS[is_padded]
+def why_xla(problem: Problem, way: str, us: float, arch: Arch) -> str | None:
+    """One sentence if XLA is expected to be done before a kernel of ours, which is predicted to take `us`; `way`: how
+    operands come to it, of `LIMITS`."""
+    always, compared = LIMITS[way]
     if problem.batch > 1 or not problem.epilogue.is_identity or problem.k > compared:
         return None
-    what = "with operands that have to be padded, " if is_padded else ""
+    what = f"with operands that have to be {way}, " if way in ("padded", "realigned") else ""
     if problem.k <= always:
         return (
             f"{what}XLA is faster at sums of up to {always} products, got {problem.k}: pass `tile=` for a kernel "

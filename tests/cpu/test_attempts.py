@@ -24,6 +24,7 @@ from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
+LIMITS = dict(short.LIMITS)
 BEST, SMALL, NARROW = Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 64, stream_k=True)
 BF16 = ("bfloat16",) * 3
 
@@ -260,7 +261,7 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_said(no_artifacts
 
 def test_short_sums_are_xlas(have, monkeypatch):
     """Where XLA is expected to be done before our kernel. Not where somebody asks for a kernel."""
-    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
+    monkeypatch.setattr(short, "LIMITS", LIMITS)
     have(entry(NARROW), entry(SMALL), entry(SMALL, "relu"))
     few = Problem(4096, 256, 32)
     chosen = choose(Asked(few, "h200"))
@@ -275,7 +276,7 @@ def test_short_sums_are_xlas(have, monkeypatch):
 
 def test_short_sums_of_padded_operands_are_xlas(have, monkeypatch):
     """Their rows are no multiple of 16 bytes, and a pass pads them first."""
-    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
+    monkeypatch.setattr(short, "LIMITS", LIMITS)
     have(entry(NARROW), entry(SMALL))
     chosen = choose(Asked(Problem(4096, 256, 124), "h200"))
     assert chosen.entry is None

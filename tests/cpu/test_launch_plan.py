@@ -299,6 +299,14 @@ def test_grid_of_a_stream_k(stream: tuple[int, int], max_clusters: int, room: in
         assert (list(plan.grid), plan.num_cluster_tiles) == ([2, 1, clusters], 24)
 
 
+def test_a_grid_of_tiles() -> None:
+    """1000 rows are 8 tiles of 128, 520 columns 3 of 256: a CTA for each, of both matrices, whatever fits at a time."""
+    request = ffi_cases.request(tile_grid=1, cluster_m=1)
+    request.max_active_clusters = 1
+    plan = request.plan()
+    assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([8, 3, 2], [1, 1, 1], 48)
+
+
 def test_a_stream_k_needs_its_parameters() -> None:
     # 3 descriptors, 9 sizes of 4 bytes, padding, 2 policies; tiles, clusters, the workspace's address, the token; alpha
     request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)

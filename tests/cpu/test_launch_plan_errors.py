@@ -65,6 +65,8 @@ ERRORS: list[tuple[Change, str]] = [
     (_set(pdl=2), "`pdl` requires 0..1, got 2"),
     (_set(stream_tiles=-1), "`stream_tiles` requires 0..2147483647, got -1"),
     (_set(stream_clusters=0), "`stream_clusters` requires 1..65535, got 0"),
+    (_set(tile_grid=2), "`tile_grid` requires 0..1, got 2"),
+    (_set(tile_grid=1), "`cluster_m * cluster_n * cluster_k` requires 1..1, got 2"),
     (_set(num_threads=2048), "`num_threads` requires 1..1024, got 2048"),
     (_set(smem_bytes=-1), "`smem_bytes` requires 0..1048576, got -1"),
     (_set(raster_group=0), "`raster_group` requires 1..2147483647, got 0"),
@@ -159,6 +161,9 @@ def test_errors_say_what_is_required(change: Change, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+OF_TILES = dict(tile_grid=1, cluster_m=1)
+
+
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
@@ -171,6 +176,8 @@ def test_errors_say_what_is_required(change: Change, sentence: str) -> None:
         (dict(n=521, majors="kk"), "multiple of 16 bytes, got 1042 bytes for `out`"),
         (dict(n=521, majors="kk", store="threads", has_residual=True), "got 1042 bytes for `residual`"),
         (dict(n=521, majors="kk", has_residual=True), "multiple of 16 bytes, got 1042 bytes for `residual`"),
+        (dict(n=2**24 + 8, k=8, batch=1, **OF_TILES), "`tiles along n` requires 1..65535, got 65537"),
+        (dict(m=8, n=8, k=8, batch=65536, **OF_TILES), "`batch` requires 1..65535, got 65536"),
         (dict(m=8, n=8, k=8, batch=2**31 - 1), "at most 2147418112 cluster tiles, got 1 x 1 x 2147483647"),
     ],
 )

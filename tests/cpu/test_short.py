@@ -12,11 +12,12 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import short
 
 H200 = by_name("h200")
+LIMITS = dict(short.LIMITS)
 
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch):
-    monkeypatch.setattr(short, "LIMITS", ((32, 128), (128, 800)))
+    monkeypatch.setattr(short, "LIMITS", LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -37,24 +38,28 @@ def test_hand_derived_time():
 
 
 @pytest.mark.parametrize(
-    ("k", "is_padded", "us", "reason"),
+    ("k", "way", "us", "reason"),
     [
-        (32, False, 0.0, "XLA is faster at sums of up to 32 products, got 32: pass `tile=` for a kernel nevertheless"),
-        (33, False, 100.0, "XLA is expected to take "),
-        (33, False, 0.0, None),
-        (129, False, 100.0, None),
-        (128, True, 0.0, "with operands that have to be padded, XLA is faster at sums of up to 128 products, got 128"),
-        (800, True, 100.0, "with operands that have to be padded, XLA is expected to take "),
-        (801, True, 100.0, None),
+        (32, "tma", 0.0, "XLA is faster at sums of up to 32 products, got 32: pass `tile=` for a kernel nevertheless"),
+        (33, "tma", 100.0, "XLA is expected to take "),
+        (33, "tma", 0.0, None),
+        (129, "tma", 100.0, None),
+        (128, "padded", 0.0, "with operands that have to be padded, XLA is faster at sums of up to 128 products"),
+        (800, "padded", 100.0, "with operands that have to be padded, XLA is expected to take "),
+        (801, "padded", 100.0, None),
+        (8, "direct", 100.0, None),
+        (8, "realigned", 0.0, None),
+        (800, "realigned", 100.0, "with operands that have to be realigned, XLA is expected to take "),
+        (801, "realigned", 100.0, None),
     ],
 )
-def test_where_xla_has_the_product(k, is_padded, us, reason):
-    found = short.why_xla(Problem(256, 256, k), is_padded, us, H200)
+def test_where_xla_has_the_product(k, way, us, reason):
+    found = short.why_xla(Problem(256, 256, k), way, us, H200)
     assert found is None if reason is None else found is not None and found.startswith(reason)
 
 
 def test_a_batch_and_an_epilogue_are_left_to_kernels():
     problem = Problem(256, 256, 8)
-    assert short.why_xla(problem, False, 9.0, H200) is not None
-    assert short.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), False, 9.0, H200) is None
-    assert short.why_xla(dataclasses.replace(problem, epilogue=chain(activation="relu")), False, 9.0, H200) is None
+    assert short.why_xla(problem, "tma", 9.0, H200) is not None
+    assert short.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), "tma", 9.0, H200) is None
+    assert short.why_xla(dataclasses.replace(problem, epilogue=chain(activation="relu")), "tma", 9.0, H200) is None
