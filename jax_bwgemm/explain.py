@@ -11,9 +11,10 @@ import jax
 
 from jax_bwgemm.contract import why_not_ours
 from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
-from jax_bwgemm.facts.padding import padded_shape, padding
+from jax_bwgemm.facts.padding import is_tma_storable, padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import Tile, is_tma_storable, reads_a_from_registers, workspace_bytes
+from jax_bwgemm.facts.resources import reads_a_from_registers, workspace_bytes
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, checked_params, posed
 from jax_bwgemm.ops.shape_rules import matmul_shape
 from jax_bwgemm.planner.cost import repack_us

@@ -22,7 +22,8 @@ from cutlass import cute
 
 from jax_bwgemm.emulator import Counters, Launch, Memory, Observer, Schedule, TensorMap, parse, run
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.facts.tile import BARRIER_BYTES, Tile, load_box, stage_bytes
+from jax_bwgemm.facts.resources import BARRIER_BYTES, load_box, stage_bytes
+from jax_bwgemm.facts.tile import Tile
 
 DTYPE = "bfloat16"
 

@@ -11,17 +11,12 @@ from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
 from jax_bwgemm.facts.epilogue import Epilogue, inputs
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
-from jax_bwgemm.facts.padding import padded_shape
+from jax_bwgemm.facts.padding import is_tma_storable, padded_shape
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
-from jax_bwgemm.facts.tile import (
-    INT32_MAX,
-    MAX_CLUSTER_CTAS,
+from jax_bwgemm.facts.resources import (
     PLAIN,
-    SWIZZLE_BYTES,
-    Tile,
     acc_cols,
     column_halves,
-    is_tma_storable,
     load_box,
     moves_of,
     num_stages,
@@ -30,6 +25,7 @@ from jax_bwgemm.facts.tile import (
     store_cols,
     swizzle_atom_bytes,
 )
+from jax_bwgemm.facts.tile import INT32_MAX, MAX_CLUSTER_CTAS, SWIZZLE_BYTES, Tile
 
 MAX_MATRICES, MAX_RESULTS = 2, 3  # that an epilogue reads and makes, in registers and in buffers beside the stages
 MAX_REDUCTIONS = 4  # each takes registers for the columns or the rows of a thread's box

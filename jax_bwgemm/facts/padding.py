@@ -4,8 +4,9 @@ them, and where that is not worth it."""
 from __future__ import annotations
 
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import FEW, TMA_ALIGN_BYTES
+from jax_bwgemm.facts.tile import FEW
 
+TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 LINE_BYTES = 128  # of the L2 cache
 
 
@@ -65,3 +66,9 @@ def contiguous(problem: Problem, operand: str) -> int:
 
 def _element_bytes(problem: Problem, operand: str) -> int:
     return DTYPE_BYTES[problem.a_dtype if operand == "a" else problem.b_dtype]
+
+
+def is_tma_storable(problem: Problem) -> bool:
+    """Whether TMA can step over the result's rows."""
+    elements = problem.n if problem.c_major == "n" else problem.m
+    return elements * DTYPE_BYTES[problem.out_dtype] % TMA_ALIGN_BYTES == 0

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_bwgemm.facts.legality import why_not_sizes
+from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES, Tile
+from jax_bwgemm.facts.tile import Tile
 
 PART_ENDS = (16, 64, 256, 1024, 4096)  # of the parts of a range that have kernels of their own
 USUAL_MOST, USUAL_SPAN = 8192, 4  # how far a size without a bound is thought to reach, or how many times its least

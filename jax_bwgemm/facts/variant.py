@@ -9,18 +9,11 @@ from typing import Any
 from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, Reduction, inputs, parse
 from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.padding import is_tma_storable
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
-from jax_bwgemm.facts.tile import (
-    Tile,
-    is_tma_storable,
-    load_box,
-    moves_of,
-    store_box,
-    store_cols,
-    swizzle_atom_bytes,
-    warp_rows,
-)
+from jax_bwgemm.facts.resources import load_box, moves_of, store_box, store_cols, swizzle_atom_bytes, warp_rows
+from jax_bwgemm.facts.tile import Tile
 
 _ELEMENTS = {dtype: "u8" if size == 1 else DTYPE_SHORT[dtype] for dtype, size in DTYPE_BYTES.items()}  # of tensor maps
 STORES = ("tma", "threads")  # how the result leaves: rows that TMA can step over, or any rows

@@ -12,7 +12,15 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.facts.arch import family_of
-from jax_bwgemm.facts.tile import segments, store_box, store_buffers, store_cols, store_groups, store_rows, warp_rows
+from jax_bwgemm.facts.resources import (
+    segments,
+    store_box,
+    store_buffers,
+    store_cols,
+    store_groups,
+    store_rows,
+    warp_rows,
+)
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.row_store import Segments
 

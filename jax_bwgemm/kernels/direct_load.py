@@ -22,7 +22,8 @@ from cutlass import Boolean, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-from jax_bwgemm.facts.tile import CHUNK_BYTES, Tile, load_box
+from jax_bwgemm.facts.resources import CHUNK_BYTES, load_box
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.sm90_fragments import swizzled
 
 ELEMENT_BYTES = 2

@@ -13,7 +13,8 @@ from cutlass import Float32, cute
 from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.problem import COARSE_DTYPES, INT8_DTYPES
-from jax_bwgemm.facts.tile import Tile, defers_store, num_stages, num_threads, reads_a_from_registers
+from jax_bwgemm.facts.resources import defers_store, num_stages, num_threads, reads_a_from_registers
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines
 from jax_bwgemm.kernels.boxes import Boxes, boxes_of

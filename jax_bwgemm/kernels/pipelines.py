@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.epilogue import Moves
-from jax_bwgemm.facts.tile import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, Tile, stage_bytes, store_box_bytes, store_groups
+from jax_bwgemm.facts.resources import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, stage_bytes, store_box_bytes, store_groups
+from jax_bwgemm.facts.tile import Tile
 
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
 

@@ -12,7 +12,9 @@ from cutlass._mlir.dialects import llvm, vector
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
 
-from jax_bwgemm.facts.tile import TMEM_LANES, Tile, acc_cols, acc_stages, tmem_cols
+from jax_bwgemm.facts.families import TMEM_LANES
+from jax_bwgemm.facts.resources import acc_cols, acc_stages, tmem_cols
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines, row_store
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import FRAGMENT_LANES, Run, fragment_row_runs, fragment_runs

@@ -8,7 +8,8 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from jax_bwgemm.facts.tile import Tile, warpgroup_slabs
+from jax_bwgemm.facts.resources import warpgroup_slabs
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.walk import Walk
 

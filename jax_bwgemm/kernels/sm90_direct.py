@@ -27,7 +27,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_bwgemm.facts.tile import CHUNK_BYTES
+from jax_bwgemm.facts.resources import CHUNK_BYTES
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, Loader, lines_of

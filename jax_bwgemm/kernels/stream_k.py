@@ -27,7 +27,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from jax_bwgemm.facts.tile import FLAG_BYTES
+from jax_bwgemm.facts.resources import FLAG_BYTES
 from jax_bwgemm.kernels.walk import Stream, Walk
 
 VECTOR = 4  # floats of one 16-byte access; neighbouring threads use neighbouring vectors

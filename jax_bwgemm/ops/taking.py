@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
-from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
+from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES
 from jax_bwgemm.ops.origins import before_transpose, is_fusible, slice_step_bytes
 from jax_bwgemm.ops.reference import REDUCERS
 from jax_bwgemm.ops.shape_rules import sizes_of

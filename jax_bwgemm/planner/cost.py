@@ -21,19 +21,18 @@ import dataclasses
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, multiplied_flops, num_waves, wave_shape
-from jax_bwgemm.facts.padding import padded_shape, padding
+from jax_bwgemm.facts.padding import is_tma_storable, padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import (
-    Tile,
+from jax_bwgemm.facts.resources import (
     acc_stages,
     defers_store,
-    is_tma_storable,
     moves_of,
     num_stages,
     reads_a_from_registers,
     store_boxes,
     store_buffers,
 )
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cycles import (
     box_cycles,
     commit_cycles,

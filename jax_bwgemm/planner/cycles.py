@@ -7,15 +7,15 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, inside, num_tiles, readers
 from jax_bwgemm.facts.padding import is_torn
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import (
+from jax_bwgemm.facts.resources import (
     WARPS_PER_WARPGROUP,
-    Tile,
     column_halves,
     load_box,
     store_boxes,
     store_rows,
     storing_warps,
 )
+from jax_bwgemm.facts.tile import Tile
 
 MMA_K_BYTES = 32  # the k extent of one wgmma or tcgen05.mma, PTX ISA
 INSTRUCTIONS_PER_CLK = 128  # float32 operations of an SM, CUDA C++ guide, arithmetic instructions

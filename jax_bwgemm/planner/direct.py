@@ -6,7 +6,8 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import ceil_div, fill_bytes, k_steps, num_tiles
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import CHUNK_BYTES, Tile, smem_bytes, storing_warps
+from jax_bwgemm.facts.resources import CHUNK_BYTES, smem_bytes, storing_warps
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cycles import mma_cycles
 
 WARP_THREADS = 32

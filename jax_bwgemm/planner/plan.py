@@ -9,11 +9,12 @@ from statistics import geometric_mean
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
-from jax_bwgemm.facts.padding import why_not_padded
+from jax_bwgemm.facts.padding import is_tma_storable, why_not_padded
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.resources import acc_stages
 from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
-from jax_bwgemm.facts.tile import FEW, Tile, acc_stages, is_tma_storable, k_tile
+from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.measured import Record

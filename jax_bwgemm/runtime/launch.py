@@ -11,7 +11,7 @@ from jax_bwgemm.facts.epilogue import UP
 from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.recipe import Attribute, Buffer
-from jax_bwgemm.facts.tile import workspace_bytes
+from jax_bwgemm.facts.resources import workspace_bytes
 from jax_bwgemm.planner.order import RASTER_ORDERS
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime.artifacts import Entry

@@ -12,8 +12,9 @@ from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.recipe import Recipe, leaf_bytes, map_sources
 from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
+from jax_bwgemm.facts.resources import num_stages, num_threads, smem_bytes, tmem_cols
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
-from jax_bwgemm.facts.tile import Tile, k_tile, num_stages, num_threads, smem_bytes, tmem_cols
+from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.units import kept, pullback, unit
 from jax_bwgemm.facts.variant import STORES, Variant, buffers, tensor_maps, why_not_variant
 from jax_bwgemm.kernels.aot.refusals import lay_out

@@ -10,7 +10,7 @@ import pytest
 
 import jax_bwgemm
 from jax_bwgemm.facts import arch as archs
-from jax_bwgemm.facts import tile as tiles
+from jax_bwgemm.facts import resources
 from jax_bwgemm.facts.arch import ARCHS, TARGETS, Arch, family_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import BLACKWELL, FAMILIES, HOPPER
@@ -69,9 +69,9 @@ def test_a_third_family_is_judged_by_its_own_limits(third: Arch) -> None:
 
 def test_a_third_family_has_its_own_warps_and_buffers(third: Arch) -> None:
     """A residual's boxes are the result's: no warp and no buffer of their own."""
-    assert tiles.num_threads(PAIR, "sm_100f", Moves(1)) - tiles.num_threads(PAIR, "sm_999a", Moves(1)) == 32
-    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_100f", Moves(1)) == 2 * 4 * 128 * 64
-    assert tiles.epilogue_bytes(PAIR, "bfloat16", "sm_999a", Moves(1)) == 4 * 128 * 64
+    assert resources.num_threads(PAIR, "sm_100f", Moves(1)) - resources.num_threads(PAIR, "sm_999a", Moves(1)) == 32
+    assert resources.epilogue_bytes(PAIR, "bfloat16", "sm_100f", Moves(1)) == 2 * 4 * 128 * 64
+    assert resources.epilogue_bytes(PAIR, "bfloat16", "sm_999a", Moves(1)) == 4 * 128 * 64
 
 
 def test_a_devices_own_constants() -> None:

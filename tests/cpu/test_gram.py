@@ -22,7 +22,8 @@ from jax_bwgemm.facts.geometry import multiplied_flops, num_tiles, num_waves
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.recipe import map_sources
-from jax_bwgemm.facts.tile import PLAIN, Tile, defers_store, moves_of
+from jax_bwgemm.facts.resources import PLAIN, defers_store, moves_of
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, places, tensor_maps, variant_for, why_not_variant
 from jax_bwgemm.kernels.scheduler import TileOrder, triangle, triangle_coordinates, triangle_side
 from jax_bwgemm.planner.cost import cost

@@ -331,7 +331,7 @@ def test_two_processes_at_once_build_for_real(real_cache_dir):
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_the_compiler_is_not_imported_here():
     script = (
-        "import sys; from jax_bwgemm.runtime import jit_build; from jax_bwgemm.facts.tile import Tile; "
+        "import sys; from jax_bwgemm.runtime import jit_build; from jax_bwgemm.facts.resources import Tile; "
         "from jax_bwgemm.facts.variant import Variant; "
         "from jax_bwgemm.facts.epilogue import Input; "
         f"jit_build.cache_dir({VARIANT!r}); sys.exit('cutlass' in sys.modules)"

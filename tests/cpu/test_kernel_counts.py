@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from jax_bwgemm.facts import tile as tiles
+from jax_bwgemm.facts import resources
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
@@ -95,27 +95,29 @@ def test_buffers_of_several_matrices_and_results() -> None:
     """Hopper: a place has a buffer for each, 8 of 4 KiB for a warpgroup in all. Blackwell: matrices have their own."""
     tile = Tile(128, 256)
     assert [Moves(*x).planes for x in ((0, 1), (0, 3), (1, 1), (1, 2), (2, 2), (2, 3))] == [1, 1, 1, 2, 2, 3]
-    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 4  # of 8 boxes, half a tile ahead
-    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 3)) == 2
-    assert tiles.store_buffers(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 4
-    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 2 * 4 * 2 * 4096
-    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 2 * 4 * 4096
-    assert tiles.epilogue_bytes(tile, "bfloat16", "sm_100f", Moves(2, 2)) == 3 * 4 * 128 * 64
-    assert tiles.num_stages(tile, "bfloat16", "bfloat16", H200, Moves(2, 2)) == 3  # (227 KiB - 1 KiB - 64 KiB) / 48 KiB
-    assert not tiles.defers_store(tile, "bfloat16", "tma", "sm_90a", moves=Moves(0, 2))
+    assert resources.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 4  # of 8 boxes, half a tile ahead
+    assert resources.store_buffers(tile, "bfloat16", "sm_90a", Moves(2, 3)) == 2
+    assert resources.store_buffers(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 4
+    assert resources.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(2, 2)) == 2 * 4 * 2 * 4096
+    assert resources.epilogue_bytes(tile, "bfloat16", "sm_90a", Moves(0, 3)) == 2 * 4 * 4096
+    assert resources.epilogue_bytes(tile, "bfloat16", "sm_100f", Moves(2, 2)) == 3 * 4 * 128 * 64
+    assert (
+        resources.num_stages(tile, "bfloat16", "bfloat16", H200, Moves(2, 2)) == 3
+    )  # (227 KiB - 1 KiB - 64 KiB) / 48 KiB
+    assert not resources.defers_store(tile, "bfloat16", "tma", "sm_90a", moves=Moves(0, 2))
 
 
 def test_a_gated_tile_has_half_of_its_columns_in_the_result() -> None:
     tile = Tile(128, 256, cluster_m=2, gated=True)
     assert (tile.out_n, tile.num_bs, tile.load_n) == (128, 2, 256)
-    assert tiles.load_box(tile, "b", "k", "bfloat16") == (64, 64)  # 128 columns of each, by two CTAs
-    assert tiles.load_box(tile, "b", "n", "bfloat16") == (64, 32)
-    assert tiles.stage_bytes(tile, "bfloat16") == tiles.stage_bytes(Tile(128, 256), "bfloat16")
-    assert tiles.store_boxes(tile, "bfloat16") == 4 and tiles.store_boxes(Tile(128, 256), "bfloat16") == 8
-    assert tiles.workspace_bytes(Tile(128, 256, stream_k=True, gated=True), 3) == 4096 + 3 * 128 * 256 * 4
+    assert resources.load_box(tile, "b", "k", "bfloat16") == (64, 64)  # 128 columns of each, by two CTAs
+    assert resources.load_box(tile, "b", "n", "bfloat16") == (64, 32)
+    assert resources.stage_bytes(tile, "bfloat16") == resources.stage_bytes(Tile(128, 256), "bfloat16")
+    assert resources.store_boxes(tile, "bfloat16") == 4 and resources.store_boxes(Tile(128, 256), "bfloat16") == 8
+    assert resources.workspace_bytes(Tile(128, 256, stream_k=True, gated=True), 3) == 4096 + 3 * 128 * 256 * 4
     pair = Tile(256, 256, cta_group=2, cluster_m=2, gated=True)
-    assert tiles.load_box(pair, "b", "k", "bfloat16") == (64, 128)  # all of one b: the other CTA has the other
-    assert tiles.acc_cols(pair) == 256 and tiles.acc_stages(pair) == 2
+    assert resources.load_box(pair, "b", "k", "bfloat16") == (64, 128)  # all of one b: the other CTA has the other
+    assert resources.acc_cols(pair) == 256 and resources.acc_stages(pair) == 2
     assert Tile.from_str(str(tile)) == tile and str(tile) == "128x256x64_cta1_cluster2x1_gated"
     assert [pipelines.residual_stores_in_flight(buffers) for buffers in (1, 2, 3, 8)] == [0, 1, 2, 2]
 
@@ -139,13 +141,13 @@ def test_a_gated_tile_has_half_of_its_columns_in_the_result() -> None:
 def test_buffers_that_a_residual_and_then_the_result_are_in(
     tile: Tile, out: str, boxes: int, buffers: int, stages: int
 ) -> None:
-    assert tiles.store_boxes(tile, out) == boxes
-    assert tiles.store_buffers(tile, out, "sm_90a", moves=Moves(1)) == buffers
-    assert tiles.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
-    box_bytes = tiles.store_box_bytes(tile, out, "sm_90a")
-    assert tiles.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
-    assert tiles.store_buffers(tile, out, "sm_90a") == tiles.store_buffers(tile, out, "sm_100f", Moves(1)) == 4
-    assert not tiles.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
+    assert resources.store_boxes(tile, out) == boxes
+    assert resources.store_buffers(tile, out, "sm_90a", moves=Moves(1)) == buffers
+    assert resources.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
+    box_bytes = resources.store_box_bytes(tile, out, "sm_90a")
+    assert resources.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
+    assert resources.store_buffers(tile, out, "sm_90a") == resources.store_buffers(tile, out, "sm_100f", Moves(1)) == 4
+    assert not resources.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
 
 
 def test_full_bytes() -> None:
@@ -181,20 +183,23 @@ def test_full_bytes() -> None:
     ids=str,
 )
 def test_stages_and_shared_memory(tile: Tile, arch: Arch, stages: int, smem_bytes: int) -> None:
-    assert tiles.num_stages(tile, "bfloat16", "bfloat16", arch) == stages
-    assert tiles.smem_bytes(tile, "bfloat16", "bfloat16", arch) == smem_bytes <= 232448
+    assert resources.num_stages(tile, "bfloat16", "bfloat16", arch) == stages
+    assert resources.smem_bytes(tile, "bfloat16", "bfloat16", arch) == smem_bytes <= 232448
 
 
 def test_tmem_columns() -> None:
-    assert tiles.tmem_cols(Tile(128, 256)) == 512
-    assert tiles.tmem_cols(Tile(128, 192)) == 512  # 2 * 192 = 384, rounded up to a power of two
-    assert tiles.tmem_cols(Tile(128, 128)) == 256
-    assert tiles.tmem_cols(Tile(256, 256, cta_group=2, cluster_m=2)) == 512
-    assert tiles.tmem_cols(PAIR_128) == 128  # 64 columns an accumulator: the other 64 lie in lanes 64..127
-    assert tiles.tmem_cols(Tile(64, 128)) == 256
-    assert tiles.tmem_cols(Tile(128, 16)) == 32
-    assert (tiles.tmem_cols(DUAL), tiles.acc_stages(DUAL)) == (512, 1)  # two MMA tiles of 256 columns, no second turn
-    assert tiles.acc_stages(Tile(256, 128, cta_group=2, cluster_m=2, num_accs=2)) == 2
+    assert resources.tmem_cols(Tile(128, 256)) == 512
+    assert resources.tmem_cols(Tile(128, 192)) == 512  # 2 * 192 = 384, rounded up to a power of two
+    assert resources.tmem_cols(Tile(128, 128)) == 256
+    assert resources.tmem_cols(Tile(256, 256, cta_group=2, cluster_m=2)) == 512
+    assert resources.tmem_cols(PAIR_128) == 128  # 64 columns an accumulator: the other 64 lie in lanes 64..127
+    assert resources.tmem_cols(Tile(64, 128)) == 256
+    assert resources.tmem_cols(Tile(128, 16)) == 32
+    assert (resources.tmem_cols(DUAL), resources.acc_stages(DUAL)) == (
+        512,
+        1,
+    )  # two MMA tiles of 256 columns, no second turn
+    assert resources.acc_stages(Tile(256, 128, cta_group=2, cluster_m=2, num_accs=2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -213,13 +218,13 @@ def test_tmem_columns() -> None:
     ids=str,
 )
 def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int) -> None:
-    assert tiles.store_groups(tile, target) == groups
-    assert tiles.store_rows(tile, target) == rows
-    assert tiles.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100f", 128) else 16)
-    assert tiles.store_cols(tile, "bfloat16", target) == cols
-    assert tiles.store_box(tile, "bfloat16", "n", target) == (cols, rows)
-    assert tiles.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows
-    assert tiles.store_cols(tile, "float32", target) == 16
+    assert resources.store_groups(tile, target) == groups
+    assert resources.store_rows(tile, target) == rows
+    assert resources.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100f", 128) else 16)
+    assert resources.store_cols(tile, "bfloat16", target) == cols
+    assert resources.store_box(tile, "bfloat16", "n", target) == (cols, rows)
+    assert resources.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows
+    assert resources.store_cols(tile, "float32", target) == 16
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int)
     ids=str,
 )
 def test_segments_of_rows(tile: Tile, target: str, out_dtype: str, box: tuple[int, int]) -> None:
-    assert tiles.segments(tile, out_dtype, target) == box
+    assert resources.segments(tile, out_dtype, target) == box
 
 
 @pytest.mark.parametrize(
@@ -262,23 +267,23 @@ def test_segments_of_rows(tile: Tile, target: str, out_dtype: str, box: tuple[in
     ],
 )
 def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) -> None:
-    assert tiles.load_box(tile, operand, major, "bfloat16") == box
+    assert resources.load_box(tile, operand, major, "bfloat16") == box
 
 
 def test_load_boxes_of_other_dtypes() -> None:
-    assert tiles.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
-    assert tiles.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
-    assert tiles.load_box(Tile(192, 96, 128), "a", "m", "int8") == (64, 128)  # 192 is no multiple of 128
-    assert tiles.swizzle_atom_bytes("float32", "n", "sm_100f") == 32
+    assert resources.load_box(Tile(128, 256, 128), "b", "n", "int8") == (128, 128)
+    assert resources.load_box(Tile(128, 256, 32), "b", "n", "float32") == (32, 32)
+    assert resources.load_box(Tile(192, 96, 128), "a", "m", "int8") == (64, 128)  # 192 is no multiple of 128
+    assert resources.swizzle_atom_bytes("float32", "n", "sm_100f") == 32
     others = [("float32", "m", "sm_90a")]
     others += [(*x, "sm_100f") for x in (("float32", "k"), ("bfloat16", "n"), ("int8", "m"))]
-    assert {tiles.swizzle_atom_bytes(*x) for x in others} == {16}
+    assert {resources.swizzle_atom_bytes(*x) for x in others} == {16}
 
 
 def test_only_hoppers_m_major_tf32_and_bytes_come_from_registers() -> None:
-    assert all(tiles.reads_a_from_registers(x, "m", "sm_90a") for x in ("float32", "float8_e4m3fn", "uint8"))
+    assert all(resources.reads_a_from_registers(x, "m", "sm_90a") for x in ("float32", "float8_e4m3fn", "uint8"))
     others = (("float32", "k", "sm_90a"), ("float32", "m", "sm_100f"), ("bfloat16", "m", "sm_90a"))
-    assert not any(tiles.reads_a_from_registers(*x) for x in others)
+    assert not any(resources.reads_a_from_registers(*x) for x in others)
 
 
 @pytest.mark.parametrize("tile", [Tile(128, 256), DUAL, SPLIT, Tile(64, 256, pingpong=True)], ids=str)
@@ -309,7 +314,7 @@ def test_a_tile_is_its_text(tile: Tile) -> None:
     ],
 )
 def test_who_defers_its_store(tile: Tile, out: str, store: str, target: str, defers: bool) -> None:
-    assert tiles.defers_store(tile, out, store, target) == defers
+    assert resources.defers_store(tile, out, store, target) == defers
 
 
 @pytest.mark.parametrize(
@@ -323,4 +328,4 @@ def test_who_defers_its_store(tile: Tile, out: str, store: str, target: str, def
     ],
 )
 def test_who_defers_its_store_with_an_a_in_registers(tile: Tile, out: str, defers: bool) -> None:
-    assert tiles.defers_store(tile, out, "tma", "sm_90a", a_in_registers=True) == defers
+    assert resources.defers_store(tile, out, "tma", "sm_90a", a_in_registers=True) == defers

@@ -13,7 +13,8 @@ import jax_bwgemm
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.tile import Tile, defers_store
+from jax_bwgemm.facts.resources import defers_store
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical, promotes
 from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.plan import plan

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES
 from jax_bwgemm.facts.problem import DTYPE_BYTES
-from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
 from jax_bwgemm.kernels.aot.catalog import catalogue
 from tests.gpu import sanitize, test_variants
 

@@ -10,8 +10,9 @@ from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.geometry import num_tiles
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.resources import FLAG_BYTES, workspace_bytes
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
-from jax_bwgemm.facts.tile import FLAG_BYTES, MAX_CLUSTER_CTAS, Tile, workspace_bytes
+from jax_bwgemm.facts.tile import MAX_CLUSTER_CTAS, Tile
 from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.plan import plan

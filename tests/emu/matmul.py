@@ -15,7 +15,8 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
 from jax_bwgemm.facts.geometry import cluster_tiles
 from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
-from jax_bwgemm.facts.tile import Tile, workspace_bytes
+from jax_bwgemm.facts.resources import workspace_bytes
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
 

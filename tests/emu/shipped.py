@@ -16,6 +16,8 @@ from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.runtime import artifacts
 from tests.emu.matmul import Facts, by_source
 
+KEPT = 8  # kernels: tests of one follow each other, and all of them would take gigabytes of each worker
+
 
 def variants(target: str) -> list[Variant]:
     """The catalogue of one target."""
@@ -28,7 +30,7 @@ def why_missing(variant: Variant) -> str | None:
     return found if isinstance(found, str) else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KEPT)
 def ptx(name: str) -> str:
     """The text of a built variant."""
     paths = [directory / f"{name}.ptx.gz" for directory in artifacts.artifact_dirs()]
@@ -53,7 +55,7 @@ def rewrite_ptx(path: pathlib.Path, content: bytes) -> None:
     artifacts.write_manifest(path.parent, [dataclasses.replace(entry, ptx_sha256=digest)])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KEPT)
 def module(name: str) -> Module:
     return parse(ptx(name))
 

@@ -10,7 +10,8 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.facts.tile import Tile, defers_store, store_box_bytes
+from jax_bwgemm.facts.resources import defers_store, store_box_bytes
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
 from tests.emu.matmul import Facts, case_of, facts_of, run_matmul

@@ -10,7 +10,8 @@ import pytest
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts.epilogue import Moves
-from jax_bwgemm.facts.tile import Tile, k_tile, store_box_bytes, store_boxes, store_buffers
+from jax_bwgemm.facts.resources import store_box_bytes, store_boxes, store_buffers
+from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
 from tests.emu import sites

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
-from jax_bwgemm.facts.tile import Tile, defers_store
+from jax_bwgemm.facts.resources import defers_store
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.emu.matmul import facts_of
 

@@ -9,7 +9,8 @@ import pytest
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts.problem import DTYPE_BYTES
-from jax_bwgemm.facts.tile import Tile, segments
+from jax_bwgemm.facts.resources import segments
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
 from tests.emu.matmul import Facts, case_of

@@ -10,7 +10,8 @@ import pytest
 
 from jax_bwgemm.emulator import Schedule
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.facts.tile import FLAG_BYTES, Tile
+from jax_bwgemm.facts.resources import FLAG_BYTES
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import DTYPES, Case, check_case, fused
 from tests.emu.matmul import TOKEN, Facts, case_of, poisoned_workspace, run_matmul

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
-from jax_bwgemm.facts.tile import FLAG_BYTES, Tile
+from jax_bwgemm.facts.resources import FLAG_BYTES
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import Case
 from tests.emu.edits import At, Edit, both, change, drop, move, mutated

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.tile import TMA_ALIGN_BYTES
 from jax_bwgemm.planner.order import raster
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.planner.streams import best_stream

@@ -10,7 +10,7 @@ from cutlass import cute
 
 from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes, map_sources
-from jax_bwgemm.facts.tile import num_threads, sharing_ctas, smem_bytes, tmem_cols
+from jax_bwgemm.facts.resources import num_threads, sharing_ctas, smem_bytes, tmem_cols
 from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
 from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor

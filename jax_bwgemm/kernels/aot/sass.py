@@ -19,7 +19,7 @@ from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.families import FAMILIES
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.facts.repack import Repack
-from jax_bwgemm.facts.tile import reads_a_from_registers, sharing_ctas
+from jax_bwgemm.facts.resources import reads_a_from_registers, sharing_ctas
 from jax_bwgemm.facts.variant import Variant
 
 COUNTED = {of.name: of.opcodes.counted for of in FAMILIES}
