@@ -62,8 +62,8 @@ def dot_general(
       >>> layer = flax.linen.Dense(512, dtype=jnp.bfloat16, dot_general=jax_bwgemm.dot_general)
     """
     settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
-    result = _result(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    result = result_of(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     params = checked_params(lhs, rhs, out_dtype=result.dtype, tile=tile, precision=precision, out_sharding=out_sharding)
     contraction = of_dot_general(lhs.ndim, rhs.ndim, dimension_numbers)
     problem = viewed((lhs, rhs), contraction=contraction, **params)[1]
@@ -77,13 +77,13 @@ def dot_general(
     return product(lhs, rhs, contraction=contraction, settings=settings, **params)
 
 
-def _result(
-    lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any, out_sharding: Any
+def result_of(
+    lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any, preferred_element_type: Any, out_sharding: Any
 ) -> jax.ShapeDtypeStruct:
     """By `lax.dot_general`'s own rule, so that its errors are the errors."""
 
     def dot(x: Array, y: Array) -> Array:
-        return lax.dot_general(x, y, dimension_numbers, precision, preferred, out_sharding=out_sharding)
+        return lax.dot_general(x, y, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding)
 
-    result: jax.ShapeDtypeStruct = jax.eval_shape(dot, *map(jax.typeof, map(jnp.asarray, (lhs, rhs))))
+    result: jax.ShapeDtypeStruct = jax.eval_shape(dot, jax.typeof(lhs), jax.typeof(rhs))
     return result

@@ -17,6 +17,7 @@ import opt_einsum
 from jax import lax
 
 from jax_bwgemm.contract import contract
+from jax_bwgemm.dot_general import result_of
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.mlp import gated_mlp, mlp
@@ -73,11 +74,9 @@ def dot_general(
 ) -> Product:
     """In place of `lax.dot_general`, whose errors are the errors."""
 
-    def dot(x: Array, y: Array) -> Array:
-        return lax.dot_general(x, y, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding)
-
+    result = result_of(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     contraction = of_dot_general(lhs.ndim, rhs.ndim, dimension_numbers)
-    return Product(lhs, rhs, contraction, jax.eval_shape(dot, lhs, rhs), precision, out_sharding)
+    return Product(lhs, rhs, contraction, result, precision, out_sharding)
 
 
 def einsum(

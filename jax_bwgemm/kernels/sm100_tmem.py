@@ -7,10 +7,8 @@ import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Int32, cute
-from cutlass._mlir.dialects import llvm, vector
+from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
-from cutlass.cutlass_dsl import dsl_user_op
 
 from jax_bwgemm.facts.families import TMEM_LANES
 from jax_bwgemm.facts.resources import acc_cols, acc_stages, tmem_cols
@@ -19,6 +17,7 @@ from jax_bwgemm.kernels import pipelines, row_store
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.epilogue import FRAGMENT_LANES, Run, fragment_row_runs, fragment_runs
 from jax_bwgemm.kernels.outlets import StoreGroup
+from jax_bwgemm.kernels.waits import wait_for_registers
 
 LANE_STRIDE = 1 << 16  # of a TMEM address, PTX ISA, tensor memory addressing
 
@@ -135,26 +134,5 @@ def row_runs(elements: int, width: int) -> tuple[Run, ...]:
 
 
 def wait_for_loads(values: cute.Tensor) -> None:
-    """tcgen05.wait::ld, behind the loads of TMEM that fill `values`, registers of 32 bits: to the compiler the wait
-    writes them. `fence_view_async_tmem_load` says nothing of registers, and the compiler reads them before it."""
-    words = cute.recast_tensor(values, Int32)
-    words.store(_after_wait(words.load()))
-
-
-@dsl_user_op
-def _after_wait(words: cute.TensorSSA, *, loc: Any = None, ip: Any = None) -> cute.TensorSSA:
-    count, at = cute.size(words.shape), {"loc": loc, "ip": ip}
-    before = [vector.extract(words, [], [i], **at) for i in range(count)]
-    kind = before[0].type
-    after = llvm.inline_asm(
-        llvm.StructType.get_literal([kind] * count),
-        before,
-        "tcgen05.wait::ld.sync.aligned;",
-        ",".join(["=r"] * count + [str(i) for i in range(count)]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        **at,
-    )
-    parts = [llvm.extractvalue(kind, after, [i], **at) for i in range(count)]
-    return cute.TensorSSA(vector.from_elements(words.type, parts, **at), words.shape, words.dtype)
+    """Behind the loads of TMEM that fill `values`, registers of 32 bits."""
+    wait_for_registers("tcgen05.wait::ld.sync.aligned;", values)

@@ -11,16 +11,15 @@ from typing import Any
 
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, cute
-from cutlass._mlir.dialects import llvm, vector
+from cutlass import Float32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
-from cutlass.cutlass_dsl import dsl_user_op
 
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.operands import layout_enum
 from jax_bwgemm.kernels.outlets import StoreGroup
 from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import ByteFragments, WordFragments
+from jax_bwgemm.kernels.waits import wait_for_registers
 
 
 class MmaTf32Op(warpgroup.MmaF8Op):
@@ -106,26 +105,5 @@ class Wgmma:
 
 
 def wait_for_sums(acc: cute.Tensor) -> None:
-    """wgmma.wait_group 0, which to the compiler writes `acc`. `warpgroup.wait_group` says nothing of registers: behind
-    a loop over all k tiles, the compiler would round them before it."""
-    words = cute.recast_tensor(cute.coalesce(acc), Int32)
-    words.store(_after_wait(words.load()))
-
-
-@dsl_user_op
-def _after_wait(words: cute.TensorSSA, *, loc: Any = None, ip: Any = None) -> cute.TensorSSA:
-    count, at = cute.size(words.shape), {"loc": loc, "ip": ip}
-    before = [vector.extract(words, [], [i], **at) for i in range(count)]
-    kind = before[0].type
-    after = llvm.inline_asm(
-        llvm.StructType.get_literal([kind] * count),
-        before,
-        "wgmma.wait_group.sync.aligned 0;",
-        ",".join(["=r"] * count + [str(i) for i in range(count)]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        **at,
-    )
-    parts = [llvm.extractvalue(kind, after, [i], **at) for i in range(count)]
-    return cute.TensorSSA(vector.from_elements(words.type, parts, **at), words.shape, words.dtype)
+    """Behind all wgmmas: behind a loop over all k tiles, the compiler would round their sums before it."""
+    wait_for_registers("wgmma.wait_group.sync.aligned 0;", cute.coalesce(acc))
