@@ -225,12 +225,14 @@ def why_not_invariant(candidate: Candidate) -> str | None:
     """One sentence if a row that is computed by it does not have the bits that it has among any number of rows.
 
     Every tile adds an element's products in the order of k, one MMA of 32 bytes after the other, but where CTAs divide
-    k: how many do, and where, follows from the number of rows. What is transposed for few rows has other kernels, whose
-    epilogues may be compiled to other instructions, or be missing.
+    k: how many do, and where, follows from the number of rows. What is transposed for few rows, and a direct tile, has
+    other kernels, whose epilogues may be compiled to other instructions, or be missing.
     """
     if candidate.tile.cluster_k > 1 or candidate.tile.stream_k:
         return 'it divides k, and `deterministic="batch"` has one order of summation'
-    return 'it is for few rows, and `deterministic="batch"` has one list of tiles' if candidate.for_few_rows else None
+    if candidate.for_few_rows or candidate.tile.direct:
+        return 'it is for few rows or small products, and `deterministic="batch"` has one list of tiles'
+    return None
 
 
 def _judge(

@@ -50,7 +50,7 @@ def kind(attempt: Attempt) -> tuple[bool, bool, str]:
         return False, False, ""
     assert attempt.plan is not None and attempt.plan.chosen is not None
     tile = attempt.plan.chosen.tile
-    assert tile.cluster_k == 1 and not tile.stream_k and not attempt.plan.chosen.for_few_rows
+    assert tile.cluster_k == 1 and not tile.stream_k and not tile.direct and not attempt.plan.chosen.for_few_rows
     return True, attempt.is_fused, str(tile.promoted)
 
 
@@ -108,8 +108,10 @@ def test_candidates_that_are_left_out_stay_in_sight() -> None:
     made = plan(problem, arch, batch_invariant=True)
     assert len(made.candidates) == len(candidates(problem, arch))
     out = {c.reason for c in made.candidates if c.reason}
-    assert {'it divides k, and `deterministic="batch"` has one order of summation',
-            'it is for few rows, and `deterministic="batch"` has one list of tiles'} <= out  # fmt: skip
+    assert {
+        'it divides k, and `deterministic="batch"` has one order of summation',
+        'it is for few rows or small products, and `deterministic="batch"` has one list of tiles',
+    } <= out
 
 
 @pytest.mark.parametrize("how", ["argument", "config", "environment"])
