@@ -103,6 +103,13 @@ def test_a_tile_that_divides_k(tile: str) -> None:
         hlo(lambda a, b: jax_bwgemm.matmul(a, b, tile=tile, deterministic="batch", **CUDA), X, W)
 
 
+def test_a_direct_tile() -> None:
+    problem, tile = Problem(512, 1024, 256), Tile(64, 64, direct=True)
+    with pytest.raises(ValueError, match="it is for few rows or small products"):
+        plan(problem, ARCHS["h200"], tile, batch_invariant=True)
+    assert plan(problem, ARCHS["h200"], tile).tile == tile
+
+
 def test_candidates_that_are_left_out_stay_in_sight() -> None:
     problem, arch = Problem(16, 4096, 4096), ARCHS["h200"]
     made = plan(problem, arch, batch_invariant=True)

@@ -42,7 +42,8 @@ def all_forced(entry: Entry, problem: Problem, arch: Arch, **settings: Any) -> C
     count = 1 + problem.num_bs
 
     def products(*operands: jax.Array) -> list[jax.Array]:
-        found: list[jax.Array] = call(*map(_padded, operands[:count]), *operands[count:], **attrs)
+        given = operands[:count] if tile.direct else map(_padded, operands[:count])
+        found: list[jax.Array] = call(*given, *operands[count:], **attrs)
         matrices, rest = found[: len(problem.results)], found[len(problem.results) :]
         reducers = {"sum": jnp.sum, "max": jnp.max}
         parts = zip(problem.epilogue.reductions, rest, strict=False)  # a workspace may be last
