@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_bwgemm.planner import short
+from jax_bwgemm.planner import plan, short
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
@@ -38,3 +38,9 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA may compute without a word."""
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
+
+
+@pytest.fixture
+def large_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is small to the planner: for tests that want the kernels of large ones without waiting for large ones."""
+    monkeypatch.setattr(plan, "DIRECT_FLOPS", 0.0)

@@ -112,7 +112,7 @@ def candidates(
     found = [_candidate(problem, tile, flips) for tile, flips in tiles]
     if is_swappable(problem):
         found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
-    if is_small(problem):
+    if is_small(problem, arch):
         found += [_candidate(problem, tile, False) for tile in direct[family]]
     return tuple(found)
 
@@ -142,10 +142,11 @@ def is_swappable(problem: Problem) -> bool:
     )
 
 
-def is_small(problem: Problem) -> bool:
-    """Whether direct tiles are worth a look: more work than that hides the latencies that they save."""
+def is_small(problem: Problem, arch: Arch) -> bool:
+    """Whether direct tiles, which read rows of any pitch, are worth a look: more work hides the latencies they save."""
     halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
-    return halves and problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
+    is_little = problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
+    return halves and is_little and "direct" not in arch.family.lacks
 
 
 def plan(

@@ -48,16 +48,19 @@ class Route:
         """Of its passes that transpose; those that pad are a part of a tile's cost."""
         return sum(repack_us(self.problem, x, arch) for x, flips in zip("ab", self.transposes, strict=True) if flips)
 
-    def _preference(self) -> tuple[int, list[Pair]]:
+    def _preference(self, reads_any: bool) -> tuple[int, list[Pair]]:
         """Few elements that repacks transpose before many; unpadded before padded, and of these without the transpose
         before with it."""
         transposed = (_elements(self.problem, x) * flips for x, flips in zip("ab", self.transposes, strict=True))
-        return sum(transposed), [(self.padding(i) > 0, not self.from_source[i]) for i in range(2)]
+        return sum(transposed), [(self.padding(i) > 0 and not reads_any, not self.from_source[i]) for i in range(2)]
 
 
-def routes(problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: HasRepack) -> list[Route]:
+def routes(
+    problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: HasRepack, reads_any: bool = False
+) -> list[Route]:
     """The best first. `is_transpose`: which operands can be had from before a transpose, as `w` in `x @ w.T`; `arch`
-    is None where no device is known, and `problem` what was asked, of operands as they are given."""
+    is None where no device is known, and `problem` what was asked, of operands as they are given. `reads_any`: kernels
+    of rows of any pitch are considered."""
     if not problem.is_static:
         return [Route(problem)]
     found = [
@@ -67,7 +70,7 @@ def routes(problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: 
     ]
     if arch is not None:
         found += [more for route in found for more in _k_major(route, arch, has_repack)]
-    return sorted(found, key=Route._preference)
+    return sorted(found, key=lambda route: route._preference(reads_any))
 
 
 def _k_major(route: Route, arch: Arch, has_repack: HasRepack) -> Iterator[Route]:

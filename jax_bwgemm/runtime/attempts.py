@@ -27,8 +27,8 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, short
 from jax_bwgemm.planner.cost import pass_us
-from jax_bwgemm.planner.plan import Candidate, Plan, plan
-from jax_bwgemm.planner.routes import Pair, Route, routes
+from jax_bwgemm.planner.plan import Candidate, Plan, is_small, plan
+from jax_bwgemm.planner.routes import HasRepack, Pair, Route, routes
 from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
@@ -208,7 +208,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
     refused: list[Attempt] = []
     considered: list[Problem] = []
     illegal = None
-    for route in routes(problem, asked.is_transpose, arch, has_repack):
+    for route in _routes(problem, asked, arch, has_repack):
         considered.append(route.problem)
         try:
             how = asked.device, asked.tile, asked.is_emulated, asked.batch_invariant, asked.symbols
@@ -216,12 +216,25 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
         except ValueError as error:
             illegal = illegal or str(error)
             continue
+        if not route.pads and not (decision.entry and decision.entry.variant.tile.direct):
+            continue
         if decision.entry is not None:
             ready = Attempt(route.to(decision.entry.variant.tile), decision.plan, decision.entry)
             return _Rung(_priced(ready, arch), considered=tuple(considered))
         refused.append(Attempt(route, decision.plan, reason=_with_remedy(asked, decision)))
     missing = [_to_build(asked, attempt, arch) for attempt in refused] if asked.compiles else []
     return _Rung(None, tuple(filter(None, missing)), tuple(refused), illegal, tuple(considered))
+
+
+def _routes(problem: Problem, asked: Asked, arch: Arch, has_repack: HasRepack) -> Iterator[Route]:
+    """The best first. Before them, for a direct kernel alone (`pads` is False), the one that is the best if nothing has
+    to be padded, where that is another."""
+    found = routes(problem, asked.is_transpose, arch, has_repack)
+    if problem.is_static and is_small(problem, arch):
+        shortest = routes(problem, asked.is_transpose, arch, has_repack, reads_any=True)[0]
+        if shortest != found[0]:
+            yield dataclasses.replace(shortest, pads=False)
+    yield from found
 
 
 def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:

@@ -30,7 +30,10 @@ from tests.emu.shipped import copy_alone, rewrite_ptx, variants, why_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+    pytest.mark.usefixtures("large_products"),
+]
 
 matmul = functools.partial(jax_bwgemm.matmul, emulate="sm_100f", on_fallback="error")
 
