@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +35,17 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     attempts.forget()  # some tests replace the planner
     yield
     forget_reported()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory() -> Iterator[None]:
+    """What a module has compiled goes with it: all of it together takes 4 GB of each worker."""
+    yield
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+        gc.collect()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what was freed
+            trim(0)
 
 
 @pytest.fixture
