@@ -15,7 +15,7 @@ from jax_bwgemm import accelerate, config, matmul
 from jax_bwgemm.runtime import emulated, ffi, jit_build
 from tests.emu.shipped import variants, why_missing
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("large_products")]
 
 TARGETS = ("sm_90a", "sm_100f")
 ENDS = ("_bias_gelu_residual", "_bias_silu", "_residual")

@@ -14,7 +14,11 @@ from jax_bwgemm.runtime import emulated, ffi
 from tests.emu.shipped import variants, why_missing
 
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
-pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+    pytest.mark.usefixtures("large_products"),
+]
 T, D, F, N = 40, 48, 136, 64
 
 

@@ -22,7 +22,7 @@ from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, NUM_THREADS, Repack
 from jax_bwgemm.runtime import artifacts, emulated
 from tests.emu import shipped
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("large_products")]
 
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129)
 SHAPES = [(1 + i % 3, rows, SIZES[(3 * i + 1) % len(SIZES)]) for i, rows in enumerate(SIZES)]
