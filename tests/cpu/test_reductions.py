@@ -311,7 +311,8 @@ def test_shards_of_unequal_sizes(artifacts_dir: Path) -> None:
     def f(a: Any, b: Any) -> Any:
         a = jax.lax.with_sharding_constraint(a + 1, NamedSharding(mesh, P("x")))
         b = jax.lax.with_sharding_constraint(b + 1, NamedSharding(mesh, P(None, "x")))
-        return reducing(a, b), matmul(a, b, epilogue=lambda acc: (acc, (acc + 1).sum(0)), on_fallback="ignore")
+        found = reducing(a, b), matmul(a, b, epilogue=lambda acc: (acc, (acc + 1).sum(0)), on_fallback="ignore")
+        return jax.lax.with_sharding_constraint(found, NamedSharding(mesh, P()))  # JAX 0.9.2 returns no unequal shards
 
     want = reducing(a + 1, b + 1)
     got, _ = divided(f, (a, b))
