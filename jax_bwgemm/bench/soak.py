@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from jax_bwgemm.bench.soak_legs import RESULT, Load
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.runtime.decision import target_arch
 
-ROUNDS = 10
+ROUNDS, PROCESSES = 10, 8
 DEVICE_SLACK_BYTES = 1 << 20  # of what lives across a round: a constant or two
 HOST_SLACK_BYTES, HOST_FACTOR = 64 << 20, 1.25  # above XLA's own growth, whose allocators differ by as much
 
@@ -34,7 +35,7 @@ def main(minutes: float, products: int, path: Path | None, commit: str, load: Lo
     if path is None and isinstance(arch, Arch):
         path = Path(__file__).parent / "results" / "soak" / f"{arch.name}.json"
     content: dict[str, Any] = {"machine": machine.describe(commit), "minutes": minutes}
-    content["products"] = run("products", [dataclasses.replace(load, products=products)])[0]
+    content["products"] = merged(run("products", shares(load, products)))
     if minutes:
         load = dataclasses.replace(load, rounds=ROUNDS, seconds=60 * minutes / ROUNDS)
         content["faults"] = run("faults", [load])[0]
@@ -48,6 +49,30 @@ def main(minutes: float, products: int, path: Path | None, commit: str, load: Lo
     print(*table(content["products"]), sep="\n")
     print(*(broken or ["nothing grew, nothing was wrong, nothing ended"]), sep="\n")
     return 1 if broken else 0
+
+
+def shares(load: Load, products: int) -> list[Load]:
+    """Of processes, for Python's lock lets threads trace one at a time."""
+    each = -(-products // max(1, min(PROCESSES, (os.cpu_count() or 1) // 2, products)))
+    firsts = range(0, products, each)
+    return [dataclasses.replace(load, first=x, products=min(each, products - x)) for x in firsts]
+
+
+def merged(legs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several processes' products as one leg."""
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    for leg in legs:
+        for kind, (num, wrong, worst) in leg.get("kinds", {}).items():
+            own = kinds[kind]
+            own[:] = own[0] + num, own[1] + wrong, max(own[2], worst)
+    counts = ("launches", "programs", "executions", "wrong", "errors")
+    return {
+        **{name: sum(leg.get(name, 0) for leg in legs) for name in counts},
+        "worst_share_of_bound": max(leg.get("worst_share_of_bound", 0.0) for leg in legs),
+        "kinds": dict(sorted(kinds.items())),
+        "said": [text for leg in legs for text in leg.get("said", ())],
+        **next(({"ended": leg["ended"]} for leg in legs if "ended" in leg), {}),
+    }
 
 
 def table(leg: dict[str, Any]) -> list[str]:

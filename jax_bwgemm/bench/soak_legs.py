@@ -45,7 +45,7 @@ MAX_SAID = 20  # wrong products and errors that are kept
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """`peer`: "ours" or "xla". `rounds` of `seconds` each, by `threads`; sizes up to `largest`."""
+    """`peer`: "ours" or "xla". `rounds` of `seconds` each, by `threads`; sizes up to `largest`. `first`: of products."""
 
     peer: str = "ours"
     rounds: int = 10
@@ -53,6 +53,7 @@ class Load:
     threads: int = 8
     largest: int = 2048
     products: int = 0
+    first: int = 0
     seed: int = 0
 
 
@@ -225,7 +226,7 @@ def products(load: Load) -> dict[str, Any]:
             print(f"{seed} products, {tally.num_wrong} wrong, {tally.num_errors} errors", flush=True)
 
     with ThreadPoolExecutor(load.threads) as pool:
-        list(pool.map(work, range(load.products)))
+        list(pool.map(work, range(load.first, load.first + load.products)))
     kernels = (ffi.execute_count() if ffi.status() is None else 0) - kernels
     return {"load": dataclasses.asdict(load), "launches": kernels} | _outcome(tally)
 

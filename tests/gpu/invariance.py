@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 BLOCK = 10  # cases of a task
 SAME, DIFFERENT, REFUSED, FAILED = "same", "different", "refused", "failed"
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10_000, help="of cases (%(default)s)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no case is begun later (no limit)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="(%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # all of them share the GPU
     until, end = time.monotonic() + args.seconds, args.first + args.count
@@ -76,6 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{what}: {words}")
     print(f"cases {args.first} to {at - 1}" + (f"; go on with --first {at}" if at < end else ""))
     print(*table(found), sep="\n")
+    if args.json:
+        counts = {kind: dict(Counter(what for x, what, _ in found if x == kind)) for kind in {x for x, _, _ in found}}
+        content = {"cases": [args.first, at], "kinds": counts, "said": [words for _, _, words in found if words]}
+        args.json.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     return int(any(what in (DIFFERENT, FAILED) for _, what, _ in found))
 
 
