@@ -29,13 +29,16 @@ HOST_SLACK_BYTES, HOST_FACTOR = 64 << 20, 1.25  # above XLA's own growth, whose 
 
 
 def main(minutes: float, products: int, path: Path | None, commit: str, load: Load | None = None) -> int:
-    """Ours and XLA's beside each other, on the same GPUs; no minutes: products alone. Returns 1 if anything must not be
-    as it was."""
+    """Ours and XLA's beside each other, on the same GPUs; no minutes: products alone; no products: the rest alone, as
+    beside another process that has them. Returns 1 if anything must not be as it was."""
+    if minutes < 0 or products < 0 or not (minutes or products):
+        raise ValueError(f"`--soak` requires minutes or `--products`, got {minutes:g} and {products}")
     arch, load = target_arch(None), load or Load()
     if path is None and isinstance(arch, Arch):
         path = Path(__file__).parent / "results" / "soak" / f"{arch.name}.json"
     content: dict[str, Any] = {"machine": machine.describe(commit), "minutes": minutes}
-    content["products"] = merged(run("products", shares(load, products)))
+    if products:
+        content["products"] = merged(run("products", shares(load, products)))
     if minutes:
         load = dataclasses.replace(load, rounds=ROUNDS, seconds=60 * minutes / ROUNDS)
         content["faults"] = run("faults", [load])[0]
@@ -46,7 +49,8 @@ def main(minutes: float, products: int, path: Path | None, commit: str, load: Lo
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
         print(f"wrote {path}")
-    print(*table(content["products"]), sep="\n")
+    if products:
+        print(*table(content["products"]), sep="\n")
     print(*(broken or ["nothing grew, nothing was wrong, nothing ended"]), sep="\n")
     return 1 if broken else 0
 

@@ -45,7 +45,8 @@ MAX_SAID = 20  # wrong products and errors that are kept
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """`peer`: "ours" or "xla". `rounds` of `seconds` each, by `threads`; sizes up to `largest`. `first`: of products."""
+    """`peer`: "ours" or "xla". `rounds` of `seconds` each, by `threads`; sizes up to `largest`. Of `products`, the
+    `first` one's number."""
 
     peer: str = "ours"
     rounds: int = 10

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: long runs, or of 0 --products alone")
     parser.add_argument(
-        "--products", type=int, default=10_000, help="of --soak, against float64 (default: %(default)s)"
+        "--products", type=int, default=10_000, help="of --soak, against float64; or 0 (default: %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
     parser.add_argument(

@@ -53,6 +53,21 @@ def test_products_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert kinds[0] != kinds[1]
 
 
+def test_minutes_without_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another process that has them."""
+    monkeypatch.setattr(soak, "ROUNDS", 2)
+    monkeypatch.setattr(soak, "HOST_SLACK_BYTES", 1 << 30)
+    path = tmp_path / "soak.json"
+    assert soak.main(0.02, 0, path, "", LOAD) == 0
+    assert json.loads(path.read_text()).keys() == {"machine", "minutes", "faults", "ours", "xla", "findings"}
+
+
+@pytest.mark.parametrize(("minutes", "products"), [(0, 0), (-1, 5), (1, -5)])
+def test_nothing_to_do_is_said(minutes: float, products: int) -> None:
+    with pytest.raises(ValueError, match="`--soak` requires minutes or `--products`, got"):
+        soak.main(minutes, products, None, "", LOAD)
+
+
 def a_round(programs: int, host: int, device: int) -> dict[str, Any]:
     return {"seconds": 1.0, "programs": programs, "executions": 3, "host_bytes": host, "device_bytes": device,
             "device_peak_bytes": device}  # fmt: skip

@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no case is begun later (no limit)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="(%(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--commit", default="", help="what was tried, for a copy outside its git checkout")
     args = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # all of them share the GPU
     until, end = time.monotonic() + args.seconds, args.first + args.count
@@ -80,8 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"cases {args.first} to {at - 1}" + (f"; go on with --first {at}" if at < end else ""))
     print(*table(found), sep="\n")
     if args.json:
+        from jax_bwgemm.bench import machine
+
         counts = {kind: dict(Counter(what for x, what, _ in found if x == kind)) for kind in {x for x, _, _ in found}}
-        content = {"cases": [args.first, at], "kinds": counts, "said": [words for _, _, words in found if words]}
+        said = [words for _, _, words in found if words]
+        facts = machine.describe(args.commit)
+        content = {"machine": facts, "cases": [args.first, at], "kinds": counts, "said": said}
         args.json.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     return int(any(what in (DIFFERENT, FAILED) for _, what, _ in found))
 

@@ -2,9 +2,9 @@
 
     python -m tests.gpu.sanitize --variants 40 --tools memcheck racecheck synccheck --json build/sanitize.json
 
-Each tool runs a process of its own, which runs every kernel of the sample once, on a problem of a few tiles with edges,
-in a batch of two. Ends with 1 if a tool reports an error. A tool that is at its limit is ended, and what it has said by
-then is kept.
+Each tool has a process of its own, which runs every kernel of the sample once, on a problem of a few tiles with edges,
+in a batch of two, all at the same time. Ends with 1 if a tool reports an error. A tool that is at its limit is ended,
+and what it has said by then is kept.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jax_bwgemm.bench import machine
 from jax_bwgemm.facts.variant import Variant
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -57,6 +59,17 @@ def verdict(text: str, code: int) -> dict[str, Any]:
     }
 
 
+def run(program: Sequence[str], limit_s: float) -> dict[str, Any]:
+    """The verdict of what a tool said until it ended, or was at its limit."""
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, timeout=limit_s)
+        return verdict(done.stdout + done.stderr, done.returncode)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"") + (late.stderr or b"")  # bytes, whatever `text` says
+        found = verdict(said.decode(errors="replace"), -1)
+        return found | {"report": [f"no end within {limit_s:g} s", *found["report"]]}
+
+
 def is_clean(found: dict[str, Any], num: int) -> bool:
     return found["errors"] == 0 and found["exit_code"] == 0 and found["ran"] == num
 
@@ -64,11 +77,15 @@ def is_clean(found: dict[str, Any], num: int) -> bool:
 def child(names: Sequence[str]) -> int:
     """Runs each kernel once. The driver's allocator, so that what lies beyond an array is not another one's."""
     os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
-    from tests.gpu import test_variants
+    from tests.gpu import test_gram_on_gpu, test_variants
 
     for entry in (entry for entry in test_variants.ALL if entry.name in names):
-        check = test_variants._check if entry in test_variants.ENTRIES else test_variants._check_expression
-        check(entry, shape_of(entry.variant), seed=1)
+        m, n, k, batch = shape_of(entry.variant)
+        if entry.variant.tile.symmetric:
+            test_gram_on_gpu.test_kernels(entry.variant, max(m, n), k, batch)
+        else:
+            check = test_variants._check if entry in test_variants.ENTRIES else test_variants._check_expression
+            check(entry, (m, n, k, batch), seed=1)
         print(f"ran {entry.name}", flush=True)
     return 0
 
@@ -86,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds of a tool (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--commit", default="", help="what was tried, for a copy outside its git checkout")
     parser.add_argument("--child", nargs="+", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # this process and its child share the GPU
@@ -100,21 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         print("sanitize requires a Hopper or Blackwell GPU and its cubins, got none")
         return 2
-    content: dict[str, Any] = {"seed": args.seed, "variants": names, "tools": {}}
-    for tool in args.tools:
-        try:
-            done = subprocess.run(command(program, tool, names), capture_output=True, text=True, timeout=args.limit)
-            found = verdict(done.stdout + done.stderr, done.returncode)
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"") + (late.stderr or b"")  # bytes, whatever `text` says
-            found = verdict(said.decode(errors="replace"), -1)
-            found["report"] = [f"no end within {args.limit:g} s", *found["report"]]
-        content["tools"][tool] = found
-        print(f"{tool}: {found['ran']} of {len(names)} kernels ran, {found['errors']} errors", flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if all(is_clean(found, len(names)) for found in content["tools"].values()) else 1
+    facts = machine.describe(args.commit)
+    with ThreadPoolExecutor(len(args.tools)) as pool:
+        reports = pool.map(lambda tool: run(command(program, tool, names), args.limit), args.tools)
+        tools = dict(zip(args.tools, reports, strict=True))
+    for tool, found in tools.items():
+        print(f"{tool}: {found['ran']} of {len(names)} kernels ran, {found['errors']} errors")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"machine": facts, "seed": args.seed, "variants": names, "tools": tools}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if all(is_clean(found, len(names)) for found in tools.values()) else 1
 
 
 if __name__ == "__main__":
