@@ -1,4 +1,4 @@
-"""`bench --regret`: what the cost model's choices lose against the fastest kernel, over random products.
+"""`bench --regret`: what the planner's choices lose against the fastest kernel, over random products.
 
 The table of measured times is ignored. The result file has every time, for whoever fits the model.
 """
@@ -52,7 +52,7 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -
         raise ValueError(f"`bench --regret` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
     print(text(timed, num))
     worst = sorted(timed, key=lambda found: -found.regret)[:WORST]
-    print(f"{arch.name}: where the cost model loses most", aligned(worst), sep="\n")
+    print(f"{arch.name}: where the planner loses most", aligned(worst), sep="\n")
     if out:
         print(f"wrote {out}")
     return 0
@@ -96,8 +96,8 @@ def statistics(regrets: Sequence[float]) -> dict[str, float]:
 
 def lost(timed: Sequence[Timed]) -> float:
     """The same of all products' time together, which the long ones rule."""
-    chosen_us = sum(found.times_us[found.modelled_idx] for found in timed)
-    return chosen_us / sum(min(found.times_us) for found in timed) - 1
+    chosen_us = sum(found.wholes_us[found.modelled_idx] for found in timed)
+    return chosen_us / sum(min(found.wholes_us) for found in timed) - 1
 
 
 def text(timed: Sequence[Timed], num: int) -> str:
@@ -105,7 +105,7 @@ def text(timed: Sequence[Timed], num: int) -> str:
     parts = [f"{name} {100 * value:.1f} %" for name, value in statistics([found.regret for found in timed]).items()]
     num_best = sum(found.fastest == found.modelled_idx for found in timed)
     return (
-        f"the cost model's choices lose, against the fastest kernel: {', '.join(parts)}; all products together "
+        f"the planner's choices lose, against the fastest kernel: {', '.join(parts)}; all products together "
         f"{100 * lost(timed):.1f} % of their time; "
         f"fastest itself in {num_best} of {len(timed)} products ({num - len(timed)} without a kernel)"
     )

@@ -37,8 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")
     parser.add_argument("--tune", action="store_true", help="instead: time all kernels of --shapes for the planner")
     parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
-    parser.add_argument("--regret", type=int, metavar="N", help="instead: what the model's choices lose, N products")
+    parser.add_argument("--regret", type=int, metavar="N", help="instead: what the planner's choices lose, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="instead: what corrects the model's times, refitted",
+    )
     parser.add_argument("--cover", type=int, metavar="N", help="instead: what the catalogue lacks, N products a class")
     parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
     parser.add_argument("--budget", type=int, default=40, help="kernels that --cover names (default: %(default)s)")
@@ -55,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, default=300, help="of the search of --fit (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of --random, --regret, --fit, --cover, --soak (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=0,
+        help="of --random, --regret, --fit, --calibrate, --cover, --soak (default: %(default)s)",
     )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
@@ -77,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import fit
 
         return fit.main(args.fit, args.steps, args.seed)
+    if args.calibrate:
+        from jax_bwgemm.bench import calibrate
+
+        return calibrate.main(args.calibrate, args.json, args.seed)
     if args.cover is not None:
         from jax_bwgemm.bench import cover
 
@@ -124,7 +138,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.plots:
         check_directory(args.plots)
         from jax_bwgemm.bench import plots  # noqa: F401
-    writes_none = args.render or args.tune or args.regret is not None or args.fit or args.lowering
+    writes_none = args.render or args.tune or args.regret is not None or args.fit or args.calibrate or args.lowering
     if not args.json and not writes_none:
         from jax_bwgemm.bench.run import RESULTS
 

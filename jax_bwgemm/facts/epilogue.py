@@ -12,6 +12,7 @@ in `derivative.SLOPES` if it is differentiated and, if kernels have it, in `kern
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -166,7 +167,7 @@ class Epilogue:
         if {role for role, _ in self.scalars} != wanted:
             raise ValueError(f"`scalars` requires values of {sorted(wanted)}, got {self.scalars}")
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[Input, ...]:
         """The numbers on the device, vectors and matrices that it reads, in the order in which primitives and kernels
         take them."""
@@ -186,17 +187,17 @@ class Epilogue:
         """Whether all that it returns beside its result is the sums: these may be rounded before what follows them."""
         return [node for _, node in self.seconds] == [ACC] and not self.reductions
 
-    @property
+    @functools.cached_property
     def num_matrices(self) -> int:
         """How many matrices of the result's shape it reads."""
         return sum(node.place == "mn" for node in self.operands)
 
-    @property
+    @functools.cached_property
     def is_gated(self) -> bool:
         """Whether it reads the sums of a second b."""
         return any(node.place == "acc" and node != ACC for node in self._inputs())
 
-    @property
+    @functools.cached_property
     def moves(self) -> Moves:
         return Moves(self.num_matrices, len(self.results), len(self.reductions))
 

@@ -16,12 +16,15 @@ from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, 
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
+from jax_bwgemm.planner import calibration
+from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.measured import Record
 from jax_bwgemm.planner.order import l2_hints, raster
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
+POWER_US = 100.0  # from which on a tie is broken where predictions are corrected, too: bursts, which they are of, end
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
@@ -158,13 +161,15 @@ def plan(
     record: Record | None = None,
     batch_invariant: bool = False,
     symbols: Symbols | None = None,
+    is_calibrated: bool = True,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
     That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
-    none was measured, of the least predicted one. Among tiles that are predicted to tie, it is the one that reads least
-    from the L2 cache: large products are limited by power, and moving data costs power. A cluster of more than two CTAs
-    wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
+    none was measured, of the least predicted one, corrected by what was measured of kernels alike (`calibration`).
+    Of a long product, or without such a correction, it is among tiles that are predicted to tie the one that reads
+    least from the L2 cache: large products are limited by power, and moving data costs power. A cluster of more than
+    two CTAs wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
@@ -178,6 +183,7 @@ def plan(
         tile of the user's with which they do.
       symbols: what the sizes of the problem stand for, if they do: a tile must compute all of these, and is judged by
         the one of `symbols.samples` at which it loses most.
+      is_calibrated: False for the cost model alone, as for whoever fits it.
     """
     given = None if tile is None else Candidate(tile, problem)
     if given and (reason := _why_not(given, arch, batch_invariant, symbols)):
@@ -188,12 +194,14 @@ def plan(
         among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
     found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
-    judged = tuple(sorted(_over_range(found, arch, symbols) if symbols else found, key=_preference))
+    known = calibration.of(arch) if is_calibrated and not symbols else None
+    found = _over_range(found, arch, symbols) if symbols else _corrected(found, arch, known)
+    judged = tuple(sorted(found, key=_preference))
     unpadded = None if tile or batch_invariant else why_not_padded(problem)
     if reason := judged[0].reason:
         return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
-    best = _fastest(judged) if is_measured else _best(judged, arch)
+    best = _fastest(judged) if is_measured else _best(judged, arch, known)
     if unpadded and not best.tile.direct:  # which takes operands as they lie
         return Plan(problem, arch, judged, reason=unpadded)
     seen = best.problem
@@ -265,6 +273,17 @@ def _symbols_of(candidate: Candidate, symbols: Symbols) -> Symbols:
     return symbols.transposed if candidate.swapped else symbols
 
 
+def _corrected(judged: list[Candidate], arch: Arch, known: Calibration | None) -> list[Candidate]:
+    """By what was measured of kernels alike, those that are legal."""
+    legal = [(i, (c.tile, c.problem, c.cost)) for i, c in enumerate(judged) if c.cost]
+    if known is None or not legal:
+        return judged
+    at_hand = [c.cost.us for c in judged if c.cost and c.reason is None]
+    costs = known.corrected([x for _, x in legal], arch, min(at_hand or [c.us for _, (*_, c) in legal]))
+    found = dict(zip((i for i, _ in legal), costs, strict=True))
+    return [dataclasses.replace(c, cost=found.get(i)) for i, c in enumerate(judged)]
+
+
 def _over_range(judged: Sequence[Candidate], arch: Arch, symbols: Symbols) -> list[Candidate]:
     """With a time for all sizes: what the best tiles of each take on average, times the most by which this tile is
     slower than one of these. XLA, which chooses for each size anew, is so at none."""
@@ -293,9 +312,11 @@ def _whole_us(candidate: Candidate) -> float:
     return (candidate.measured_us or 0.0) + (candidate.cost.padding_us if candidate.cost else 0.0)
 
 
-def _best(judged: tuple[Candidate, ...], arch: Arch) -> Candidate:
+def _best(judged: tuple[Candidate, ...], arch: Arch, known: Calibration | None) -> Candidate:
     """Of candidates in order of preference, the first of which can be launched."""
     costs = [(c.cost, c) for c in judged if c.cost and c.reason is None]
+    if known and is_covered(costs[0][1].tile, costs[0][1].problem) and costs[0][0].us < POWER_US:
+        return costs[0][1]  # what was measured of kernels alike says more than any rule for ties
     placed = [(cost, c) for cost, c in costs if c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
     if placed and placed[0][0].us <= TIE * costs[0][0].us:
         costs = placed

@@ -248,12 +248,13 @@ def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
 
 def _with_remedy(asked: Asked, decision: Decision) -> str | None:
     """Why there is no kernel and, where it only has to be built, how; a compiler that is asked has its own answer."""
-    best = decision.plan.candidates[0] if decision.plan else None
-    if asked.compiles or best is None or best.cost is None or decision.plan is None:
+    legal = [c for c in decision.plan.candidates if c.cost] if decision.plan else []
+    if asked.compiles or not legal or decision.plan is None:
         return decision.reason
-    variant = variant_for(best.problem, best.tile, decision.plan.arch.target_of(best.problem.a_dtype))
+    arch = decision.plan.arch
+    wanted = [variant_for(c.problem, c.tile, arch.target_of(c.problem.a_dtype)) for c in legal]
     is_told = any(remedy in (decision.reason or "") for remedy in (artifacts.REMEDY, packs.REMEDY))
-    return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(variant)}"
+    return decision.reason if is_told else f"{decision.reason}; {jit_build.remedy(wanted)}"
 
 
 def _priced(attempt: Attempt, arch: Arch) -> Attempt:

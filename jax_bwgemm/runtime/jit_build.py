@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jax_bwgemm import _files, _processes
@@ -63,11 +63,11 @@ def why_not_here() -> str | None:
     return None if importlib.util.find_spec("cutlass") else f"compiling it requires CuTeDSL, got none; {REMEDY}"
 
 
-def remedy(variant: Variant) -> str:
-    """What brings a missing kernel: the build, if it is one of those that ship; else compiling on demand."""
+def remedy(wanted: Sequence[Variant]) -> str:
+    """What brings one of several kernels: the build, if one is of those that ship; else compiling on demand."""
     from jax_bwgemm.kernels.aot.catalog import catalogue  # imports no compiler
 
-    ships = variant in catalogue([variant.target])
+    ships = not set(wanted).isdisjoint(catalogue(sorted({variant.target for variant in wanted})))
     return f"run `{COMMAND}`" if ships else f"it is none of those that `{COMMAND}` builds; {REMEDY}"
 
 

@@ -145,3 +145,13 @@ def test_the_pictures_are_drawn_from_the_result(tmp_path: Path) -> None:
     for name in ("ratios.svg", "roofline.svg"):
         remedy = f"python -m jax_bwgemm bench --render {RESULTS.relative_to(ROOT)}/h200.json --plots DIR"
         assert (DOCS / "images" / name).read_bytes() == (tmp_path / name).read_bytes(), remedy
+
+
+def test_random_products_against_float64() -> None:
+    fields = json.loads((RESULTS / "soak" / "h200_products.json").read_text())
+    found, page = fields["products"], " ".join(PAGE)
+    assert f"{found['programs']:,} random products of all dtypes" in page and fields["findings"] == []
+    assert (
+        f"{found['wrong']} wrong, {found['errors']} errors" in page and f"commit {fields['machine']['commit']}" in page
+    )
+    assert f"the largest error {found['worst_share_of_bound']:.3f} times its bound" in page

@@ -278,7 +278,9 @@ def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> 
     first = fields["products"][0]
     assert Problem(**first["problem"] | {"epilogue": Epilogue(parse(first["problem"]["epilogue"]))}) == PROBLEM
     for i, kernel in enumerate(first["kernels"]):
-        candidate = next(c for c in found[0].modelled.candidates if str(c.tile) == kernel["tile"])
+        made = found[0].decisions[i].plan
+        assert made is not None and str(made.tile) == kernel["tile"]
+        candidate = made.candidates[0]
         assert candidate.cost is not None and kernel["predicted_us"] == candidate.cost.us
         assert kernel["measured_us"] == 100.0 - i and kernel["swapped"] is False
     assert first["kernels"][first["modelled"]]["tile"] == str(found[0].modelled.tile)
@@ -305,7 +307,7 @@ def test_commands_with_a_fake_clock(
     said = capsys.readouterr().out
     tuned = next(line for line in said.splitlines() if line.startswith(record.problem))
     assert f"  {record.times[0].tile}  {record.times[0].us:.1f}  " in tuned and tuned.endswith(" %")
-    assert f"wrote {table}" in said and f"wrote {out}" in said and "where the cost model loses most" in said
+    assert f"wrote {table}" in said and f"wrote {out}" in said and "where the planner loses most" in said
     assert main(["bench", "--regret", "0"]) == main(["bench", "--tune", "--rounds", "0"]) == 2
     assert "`--rounds` requires at least 1, got 0" in capsys.readouterr().err
 

@@ -5,6 +5,11 @@
 Each tool has a process of its own, which runs every kernel of the sample once, on a problem of a few tiles with edges,
 in a batch of two, all at the same time. Ends with 1 if a tool reports an error. A tool that is at its limit is ended,
 and what it has said by then is kept.
+
+racecheck follows cluster barriers, not arrivals at the barriers of other CTAs, by which the CTAs that divide k wait for
+each other before they go (`kernels/split_k`): on an H200 that was busy with other processes, it took one to read from a
+CTA that "might have already exited"; not so on an idle one (24 of 24 kernels clean), nor for the same kernel behind a
+cluster barrier.
 """
 
 from __future__ import annotations

@@ -1,0 +1,152 @@
+"""`bench --calibrate`: fits the correction of the cost model's times (`planner/calibration`) to measured kernels, and
+says what the planner's choices lose with it and without, over products that it was not fitted to.
+
+Of files that `--regret` wrote. A time counts the more, the closer it is to its product's best, for those are what is
+chosen from; what takes twice as long, not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_bwgemm.bench import regret
+from jax_bwgemm.bench.fit import Measured, load
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.planner import calibration
+from jax_bwgemm.planner.calibration import LEAF, Calibration, Trees, row
+from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.features import kernel_log, names
+
+FOLDS = 5
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 300, 9, 48, 6
+RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.7, 0.4  # of each tree: its weight, the kernels and the features that it sees
+SHARPNESS, SLOWEST = 8.0, 2.0  # of weights; times the best: of no account
+DIGITS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Of one product: (kernel, feature); and of each kernel the logarithm of what was measured over what was predicted,
+    and the microseconds that it took, and that its operands' padding takes."""
+
+    rows: np.ndarray
+    logs: np.ndarray
+    measured_us: np.ndarray
+    padding_us: np.ndarray
+
+    @property
+    def wholes_us(self) -> np.ndarray:
+        whole: np.ndarray = self.measured_us + self.padding_us
+        return whole
+
+    def lost(self, logs: np.ndarray) -> float:
+        """By choosing the kernel of the least time if `logs` are the corrections: 0.1 if it takes 10 % longer."""
+        expected_us = self.measured_us * np.exp(logs - self.logs) + self.padding_us
+        chosen: float = self.wholes_us[int(expected_us.argmin())] / self.wholes_us.min() - 1
+        return chosen
+
+
+def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
+    """Prints the losses, and writes `out`, by default the calibration that ships."""
+    arch = load(paths[0])[0]
+    products = [kernels(product, arch) for path in paths for product in load(path)[1]]
+    if len(products) < FOLDS:
+        raise ValueError(f"`--calibrate` requires at least {FOLDS} measured products, got {len(products)}")
+    model = [product.lost(np.zeros(len(product.logs))) for product in products]
+    for label, losses in (("the model alone", model), ("calibrated by other products", crossed(products, seed))):
+        said = ", ".join(f"{name} {100 * value:.2f} %" for name, value in regret.statistics(losses).items())
+        print(f"{label}: {said} of {len(losses)} products")
+    path = out or calibration.SHIPPED / f"{arch.family.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = Calibration(arch.family.name, arch.constants, Trees.of(grown(products, seed)))
+    path.write_text(text(found, {p.name: len(load(p)[1]) for p in paths}))
+    print(f"wrote {path}")
+    return 0
+
+
+def kernels(product: Measured, arch: Arch) -> Kernels:
+    """The measured kernels of a product."""
+    found = []
+    for (tile, is_swapped), us in product.times_us.items():
+        own = product.problem.transposed if is_swapped else product.problem
+        predicted = cost(tile, own, arch)
+        found.append(
+            (row(tile, own, predicted, arch), math.log(us) - kernel_log(predicted, arch), us, predicted.padding_us)
+        )
+    return Kernels(*(np.array(column, np.float64) for column in zip(*found, strict=True)))
+
+
+def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
+    """What is lost by product, each with trees that were grown from others."""
+    order = list(range(len(products)))
+    random.Random(seed).shuffle(order)
+    losses = dict.fromkeys(order, 0.0)
+    for fold in (order[i::FOLDS] for i in range(FOLDS)):
+        held_out = set(fold)
+        trees = Trees.of(grown([x for i, x in enumerate(products) if i not in held_out], seed))
+        losses |= {i: products[i].lost(trees.sums(products[i].rows)) for i in fold}
+    return list(losses.values())
+
+
+def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[float]]]:
+    """Trees as `Trees.of` takes them. ValueError without scikit-learn."""
+    try:
+        from sklearn.ensemble import GradientBoostingRegressor
+    except ImportError as error:
+        raise ValueError(f"`--calibrate` requires scikit-learn, got none: pip install scikit-learn ({error})") from None
+    slower = [product.wholes_us / product.wholes_us.min() for product in products]
+    counts = [x <= SLOWEST for x in slower]
+    rows, logs, weights = (
+        np.concatenate([x[own] for x, own in zip(columns, counts, strict=True)])
+        for columns in ([p.rows for p in products], [p.logs for p in products], [x**-SHARPNESS for x in slower])
+    )
+    forest = GradientBoostingRegressor(
+        init="zero", n_estimators=NUM_TREES, max_depth=DEPTH, max_leaf_nodes=LEAVES, min_samples_leaf=LEAST_IN_LEAF,
+        learning_rate=RATE, subsample=SAMPLE, max_features=FEATURE_SHARE, random_state=seed,
+    )  # fmt: skip
+    forest.fit(rows, logs, sample_weight=weights)
+    return [_by_level(tree.tree_) for (tree,) in forest.estimators_]
+
+
+def _by_level(tree: Any) -> tuple[list[int], list[float]]:
+    """Of scikit-learn's, whose leaves are weighted here, once and for all."""
+    asked, value, level = list[int](), list[float](), [0]
+    while level:
+        below = []
+        for node in level:
+            is_leaf = tree.children_left[node] < 0
+            asked.append(LEAF if is_leaf else int(tree.feature[node]))
+            value.append(RATE * float(tree.value[node, 0, 0]) if is_leaf else float(tree.threshold[node]))
+            below += [] if is_leaf else [tree.children_left[node], tree.children_right[node]]
+        level = below
+    return asked, value
+
+
+def text(found: Calibration, files: dict[str, int]) -> str:
+    """JSON with a line for each tree."""
+    head = {
+        "format": calibration.FORMAT,
+        "family": found.family,
+        "command": "python -m jax_bwgemm bench --calibrate FILE ...",
+        "products": files,
+        "constants": dataclasses.asdict(found.constants),
+        "features": names(),
+    }
+    trees = zip(found.trees.asked.tolist(), found.trees.value.tolist(), strict=True)
+    lines = [_line(asked, value) for asked, value in trees]
+    start = json.dumps(head, indent=1).removesuffix("\n}")
+    return f'{start},\n "trees": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _line(asked: list[int], value: list[float]) -> str:
+    size = 2 * sum(x != LEAF for x in asked) + 1
+    rounded = [float(f"{x:.{DIGITS}g}") for x in value[:size]]
+    return json.dumps({"asked": asked[:size], "value": rounded}, separators=(",", ":"))

@@ -1,0 +1,198 @@
+"""What corrects the cost model's times: the trees, what ships, and what it is worth on products that it was not fitted
+to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax_bwgemm.bench
+from jax_bwgemm.bench import calibrate, regret
+from jax_bwgemm.bench.fit import Measured, load, lost_by
+from jax_bwgemm.facts.arch import by_name
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner import calibration
+from jax_bwgemm.planner.calibration import LEAF, Trees, row
+from jax_bwgemm.planner.cost import cost, roofline_us
+from jax_bwgemm.planner.features import features, names
+from jax_bwgemm.planner.plan import Candidate, plan
+
+RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
+H200 = by_name("h200")
+# x0 <= 1 ? (x2 <= 5 ? 10 : 20) : 30
+SMALL = ([0, 2, LEAF, LEAF, LEAF], [1.0, 5.0, 30.0, 10.0, 20.0])
+
+
+@pytest.mark.parametrize(("x0", "x2", "want"), [(1, 5, 10), (1, 6, 20), (1.5, 5, 30), (0, 0, 10), (2, 9, 30)])
+def test_a_tree(x0: float, x2: float, want: float) -> None:
+    rows = np.zeros((1, len(names())))
+    rows[0, [0, 2]] = x0, x2
+    assert Trees.of([SMALL]).sums(rows).tolist() == [want]
+    assert Trees.of([SMALL, ([LEAF], [0.5])]).sums(rows).tolist() == [want + 0.5]
+
+
+def test_a_forest_adds_up_what_its_trees_say() -> None:
+    rng = np.random.default_rng(0)
+    trees = [_grown(rng) for _ in range(20)]
+    rows = rng.random((50, len(names())))
+    want = [sum(_walk(tree, values) for tree in trees) for values in rows]
+    np.testing.assert_allclose(Trees.of(trees).sums(rows), want)
+
+
+def _grown(rng: np.random.Generator) -> tuple[list[int], list[float]]:
+    """By level; every second node of the first fifteen asks."""
+    asked, value, waiting = list[int](), list[float](), 1
+    while waiting:
+        asks = len(asked) < 15 and (rng.random() < 0.6 or not asked)
+        asked.append(int(rng.integers(len(names()))) if asks else LEAF)
+        value.append(float(rng.random()))
+        waiting += 1 if asks else -1
+    return asked, value
+
+
+def _walk(tree: tuple[list[int], list[float]], values: np.ndarray) -> float:
+    asked, value = tree
+    at = 0
+    while asked[at] != LEAF:
+        before = sum(x != LEAF for x in asked[:at])
+        at = 2 * before + (1 if values[asked[at]] <= value[at] else 2)
+    return value[at]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [([0], [1.0]), ([0, LEAF], [1.0, 2.0]), ([LEAF, LEAF], [1.0, 2.0]), ([LEAF], [1.0, 2.0]), ([], []),
+     ([999, LEAF, LEAF], [1.0] * 3), ([-2, LEAF, LEAF], [1.0] * 3), ([LEAF, 0, LEAF], [1.0] * 3)],
+)  # fmt: skip
+def test_what_is_no_tree_is_refused(tree: tuple[list[int], list[float]]) -> None:
+    with pytest.raises(ValueError, match="a tree"):
+        Trees.of([tree])
+
+
+def test_what_ships_belongs_to_the_constants() -> None:
+    """Whoever refits them calibrates again: `python -m jax_bwgemm bench --calibrate`."""
+    assert calibration.of(H200) is not None
+    assert calibration.of(by_name("h100")) is calibration.of(H200)
+    assert calibration.of(by_name("b200")) is None
+    other = dataclasses.replace(H200, constants=dataclasses.replace(H200.constants, latency=0.2))
+    assert calibration.of(other) is None
+
+
+def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to() -> None:
+    path = RESULTS / "h200_held_out.json"
+    shipped = json.loads((calibration.SHIPPED / "hopper.json").read_text())
+    assert path.name not in shipped["products"] and sum(shipped["products"].values()) > 1000
+    _, products = load(path)
+    alone = regret.statistics([lost_by(product, H200) for product in products])
+    found = regret.statistics([_lost(product) for product in products])
+    assert found["mean"] < 0.025 and found["90th percentile"] < 0.09 and found["median"] == 0.0
+    assert found["mean"] < 0.6 * alone["mean"]
+
+
+def _lost(product: Measured) -> float:
+    among = [Candidate(t, product.problem.transposed if s else product.problem, s) for t, s in product.times_us]
+    chosen = plan(product.problem, H200, among=among)
+    wholes_us = {
+        (c.tile, c.swapped): product.times_us[c.tile, c.swapped] + c.cost.padding_us
+        for c in chosen.candidates
+        if c.cost
+    }
+    assert chosen.tile is not None
+    return wholes_us[chosen.tile, chosen.swapped] / min(wholes_us.values()) - 1
+
+
+def test_a_plan_has_the_corrected_times() -> None:
+    problem = Problem(300, 11008, 4096)
+    found = plan(problem, H200)
+    alone = {(c.tile, c.swapped): c.cost for c in plan(problem, H200, is_calibrated=False).candidates}
+    legal = [c for c in found.candidates if c.cost]
+    assert found.tile == legal[0].tile and [c.cost.us for c in legal if c.cost] == sorted(
+        c.cost.us for c in legal if c.cost
+    )
+    least = min(known.us for known in alone.values() if known)
+    known = calibration.of(H200)
+    assert known is not None
+    for c in legal:
+        before = alone[c.tile, c.swapped]
+        assert before is not None and c.cost is not None
+        assert math.isclose(c.cost.us * c.cost.utilisation, before.us * before.utilisation)
+        if before.us <= calibration.NEAR * least:
+            log = known.trees.sums(row(c.tile, c.problem, before, H200)[None])[0]
+            launch_us = H200.constants.launch_us
+            expected_us = max((before.us - launch_us) * math.exp(log), roofline_us(problem, H200))
+            assert math.isclose(c.cost.us, expected_us + launch_us)
+
+
+def test_other_kinds_of_kernels_are_not_corrected() -> None:
+    problem = Problem(1024, 1024, 1024, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn", b_major="k")
+    found, alone = plan(problem, H200), plan(problem, H200, is_calibrated=False)
+    assert found == alone and not calibration.is_covered(Tile(128, 128, gated=True), Problem(64, 64, 64))
+
+
+def test_features_are_numbers_that_tell_kernels_apart() -> None:
+    rows = []
+    for tile in (Tile(128, 256), Tile(128, 256, cluster_m=2), Tile(64, 64, stream_k=True), Tile(64, 16, direct=True)):
+        for problem in (Problem(64, 64, 64), Problem(1000, 520, 4096), Problem(8, 8, 16384, 3)):
+            found = features(tile, problem, H200, cost(tile, problem, H200))
+            assert tuple(found) == names() and all(math.isfinite(x) for x in found.values())
+            rows.append(tuple(found.values()))
+    assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("change", ["format", "features", "trees", "text", "constants"])
+def test_a_damaged_file_is_a_warning_and_no_calibration(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = json.loads((calibration.SHIPPED / "hopper.json").read_text())
+    text = json.dumps(fields | {change: 7}) if change in fields else "{"
+    (tmp_path / "hopper.json").write_text(text)
+    monkeypatch.setattr(calibration, "SHIPPED", tmp_path)
+    calibration._shipped.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="the cost model is not calibrated: a calibration requires what `bench"):
+            assert calibration.of(H200) is None
+        problem = Problem(300, 11008, 4096)
+        assert plan(problem, H200) == plan(problem, H200, is_calibrated=False)
+    finally:
+        monkeypatch.undo()
+        calibration._shipped.cache_clear()
+
+
+def _some(tmp_path: Path, num: int) -> Path:
+    """The first products of a file."""
+    head, *lines = (RESULTS / "h200_random.json").read_text().splitlines()
+    path = tmp_path / "some.json"
+    path.write_text("\n".join([head, *(line.rstrip(",") + "," for line in lines[: num - 1]), lines[num], "]}"]))
+    path.write_text(path.read_text().replace(",\n]}", "\n]}"))
+    return path
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On few products with few trees: what it writes is read, and says what it was fitted to."""
+    monkeypatch.setattr(calibrate, "NUM_TREES", 8)
+    path, out = _some(tmp_path, 20), tmp_path / "out.json"
+    assert calibrate.main([path], out, 0) == 0
+    said = capsys.readouterr().out
+    assert "the model alone: mean" in said and "calibrated by other products: mean" in said and f"wrote {out}" in said
+    found = calibration.load(out)
+    assert found.trees.asked.shape[0] == 8 and found.constants == H200.constants
+    assert json.loads(out.read_text())["products"] == {"some.json": 20}
+    products = [calibrate.kernels(product, H200) for product in load(path)[1]]
+    before = [np.abs(p.logs).mean() for p in products]
+    after = [np.abs(p.logs - found.trees.sums(p.rows)).mean() for p in products]
+    assert np.mean(after) < np.mean(before)
+
+
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="requires at least 5 measured products, got 4"):
+        calibrate.main([_some(tmp_path, 4)], tmp_path / "out.json", 0)
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    with pytest.raises(ValueError, match="requires scikit-learn, got none: pip install scikit-learn"):
+        calibrate.main([_some(tmp_path, 6)], tmp_path / "out.json", 0)
