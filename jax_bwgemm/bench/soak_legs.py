@@ -60,11 +60,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What was there when nothing ran and all caches were dropped. Bytes; of the device the most used one."""
+    """What was there when nothing ran and all caches were dropped. `kernels`: different ones that programs had so far.
+    Bytes; of the device the most used one."""
 
     seconds: float
     programs: int
     executions: int
+    kernels: int
     host_bytes: int
     device_bytes: int
     device_peak_bytes: int
@@ -298,7 +300,8 @@ def _quiet(seconds: float, tally: Tally) -> Round:
     ctypes.CDLL(None).malloc_trim(0)
     stats = [device.memory_stats() or {} for device in jax.devices()]
     used, peak = (max(int(s.get(name, 0)) for s in stats) for name in ("bytes_in_use", "peak_bytes_in_use"))
-    return Round(seconds, tally.programs, tally.executions, host_bytes(), used, peak)
+    kernels = len(jax_bwgemm.stats().kernels)
+    return Round(seconds, tally.programs, tally.executions, kernels, host_bytes(), used, peak)
 
 
 def host_bytes() -> int:

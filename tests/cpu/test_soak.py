@@ -69,8 +69,8 @@ def test_nothing_to_do_is_said(minutes: float, products: int) -> None:
 
 
 def a_round(programs: int, host: int, device: int) -> dict[str, Any]:
-    return {"seconds": 1.0, "programs": programs, "executions": 3, "host_bytes": host, "device_bytes": device,
-            "device_peak_bytes": device}  # fmt: skip
+    return {"seconds": 1.0, "programs": programs, "executions": 3, "kernels": 0, "host_bytes": host,
+            "device_bytes": device, "device_peak_bytes": device}  # fmt: skip
 
 
 def a_leg(rounds: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -119,8 +119,16 @@ def test_host_memory_may_grow_as_xlas_does() -> None:
     for name in ("ours", "xla"):
         content[name]["rounds"] = [*FLAT, a_round(9, 1 << 32, 1 << 20)]
     assert soak.findings(content) == []
-    content["xla"]["programs"] *= 2
+    content["xla"]["rounds"][-1]["programs"] *= 2
     assert "host memory of ours" in soak.findings(content)[0]
+
+
+def test_host_memory_may_grow_by_kernels_that_are_loaded() -> None:
+    content = copy.deepcopy(GOOD)
+    content["ours"]["rounds"] = [*FLAT, a_round(9, (1 << 30) + (1 << 28), 1 << 20)]
+    assert "host memory of ours" in soak.findings(content)[0]
+    content["ours"]["rounds"][-1]["kernels"] = 400
+    assert soak.findings(content) == []
 
 
 def test_a_process_that_ends_is_a_finding() -> None:
