@@ -43,7 +43,7 @@ class Constants:
     exchange_cycles: float = 1500  # of a tile that is split along k; fitted, H200
     exchange_cta_cycles: float = 140  # and for each CTA that meets; fitted, H200
     launch_us: float = 2.4  # cuLaunchKernelEx of an empty kernel, measured on an H200, driver 580.159.04
-    pass_us: float = 1.4  # of a pass over an operand before a kernel, beside moving it; median of 28 short ones, H200
+    pass_us: float = 1.4  # of a pass over an operand before a kernel, beside moving it; median of 21 short ones, H200
     store_bytes_per_clk: float = 64  # shared memory to L2 by TMA store: half of shared memory's rate, CUDA C++ guide
     smem_bytes_per_clk: float = 128  # what MMAs read their operands with, CUDA C++ guide; gives published intervals
     special_per_clk: float = 16  # tanh, ex2 and reciprocals of an SM, CUDA C++ guide, arithmetic instructions
