@@ -47,6 +47,12 @@ class Kernels:
         whole: np.ndarray = self.measured_us + self.padding_us
         return whole
 
+    def reach(self, arch: Arch) -> float:
+        """What is predicted of the fastest kernel, in times of the least that is predicted of any."""
+        predicted_us = self.measured_us * np.exp(-self.logs) + self.padding_us + arch.constants.launch_us
+        found: float = predicted_us[int(self.wholes_us.argmin())] / predicted_us.min()
+        return found
+
     def lost(self, logs: np.ndarray) -> float:
         """By choosing the kernel of the least time if `logs` are the corrections: 0.1 if it takes 10 % longer."""
         expected_us = self.measured_us * np.exp(logs - self.logs) + self.padding_us
@@ -56,18 +62,23 @@ class Kernels:
 
 def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     """Prints the losses, and writes `out`, by default the calibration that ships."""
-    arch = load(paths[0])[0]
-    products = [kernels(product, arch) for path in paths for product in load(path)[1]]
+    files = [load(path) for path in paths]
+    arch, *others = dict.fromkeys(arch for arch, _ in files)
+    if others:
+        raise ValueError(f"`--calibrate` requires times of one device, got those of {arch.name} and {others[0].name}")
+    products = [kernels(product, arch) for _, measured in files for product in measured]
     if len(products) < FOLDS:
         raise ValueError(f"`--calibrate` requires at least {FOLDS} measured products, got {len(products)}")
     model = [product.lost(np.zeros(len(product.logs))) for product in products]
     for label, losses in (("the model alone", model), ("calibrated by other products", crossed(products, seed))):
         said = ", ".join(f"{name} {100 * value:.2f} %" for name, value in regret.statistics(losses).items())
         print(f"{label}: {said} of {len(losses)} products")
+    farthest = max(product.reach(arch) for product in products)
+    print(f"the fastest is predicted within {farthest:.2f} times the least; corrected up to {calibration.NEAR} times")
     path = out or calibration.SHIPPED / f"{arch.family.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found = Calibration(arch.family.name, arch.constants, Trees.of(grown(products, seed)))
-    path.write_text(text(found, {p.name: len(load(p)[1]) for p in paths}))
+    path.write_text(text(found, {path.name: len(measured) for path, (_, measured) in zip(paths, files, strict=True)}))
     print(f"wrote {path}")
     return 0
 

@@ -125,14 +125,14 @@ def loss(constants: Constants, arch: Arch, products: Sequence[Measured]) -> floa
     return mean + 0.3 * p90 + SCATTER_WEIGHT * statistics.pstdev(scatter)
 
 
-def lost_by(product: Measured, arch: Arch) -> float:
+def lost_by(product: Measured, arch: Arch, is_calibrated: bool = False) -> float:
     """What the model's choice among the measured kernels loses, all with what pads their operands: 0.1 if it takes 10 %
-    longer than the fastest."""
+    longer than the fastest. `is_calibrated` as `plan` takes it."""
     among = [
         Candidate(tile, product.problem.transposed if is_swapped else product.problem, is_swapped)
         for tile, is_swapped in product.times_us
     ]
-    chosen = plan(product.problem, arch, among=among, is_calibrated=False)
+    chosen = plan(product.problem, arch, among=among, is_calibrated=is_calibrated)
     if chosen.tile is None:
         raise ValueError(f"`--fit` requires products that kernels can compute, got {product.problem}: {chosen.reason}")
     wholes_us = {

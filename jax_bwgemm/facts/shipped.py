@@ -68,9 +68,9 @@ HOPPER_FURTHER = (
     Tile(192, 160, cluster_n=2, stream_k=True),
     Tile(192, 192, cluster_n=2),
 )  # for some shapes only
-# Tried for large products on an H200 and not shipped: 256x192, 256x160 and 192x192, alone and in clusters of two. At
-# 8192 they take 0.99 to 1.04 times as long as 256x128 in a cluster, which 128x256 beats (4096: 1.05 to 1.23 times), and
-# under load, at 690 W, all reach 658 to 670 TFLOP/s: reading less from the L2 cache saves no power that can be seen.
+# Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
+# two. At 8192 they take 0.99 to 1.04 times as long as 256x128 in a cluster, which 128x256 beats (4096: 1.05 to 1.23
+# times), and under load, at 690 W, all reach 658 to 670 TFLOP/s: reading less from the L2 cache saves no power.
 HOPPER_PROMOTED = (
     Tile(128, 128, cluster_m=2, promoted=True),
     Tile(128, 128, promoted=True),

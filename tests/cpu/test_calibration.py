@@ -15,15 +15,18 @@ import pytest
 import jax_bwgemm.bench
 from jax_bwgemm.bench import calibrate, regret
 from jax_bwgemm.bench.fit import Measured, load, lost_by
-from jax_bwgemm.facts.arch import by_name
+from jax_bwgemm.cli import explain_choices
+from jax_bwgemm.facts.arch import Arch, by_name
+from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.planner import calibration
+from jax_bwgemm.planner import calibration, measured
 from jax_bwgemm.planner.calibration import LEAF, Trees, row
 from jax_bwgemm.planner.cost import cost, roofline_us
 from jax_bwgemm.planner.features import features, names
-from jax_bwgemm.planner.plan import Candidate, plan
+from jax_bwgemm.planner.plan import plan
 
+ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
 H200 = by_name("h200")
 # x0 <= 1 ? (x2 <= 5 ? 10 : 20) : 30
@@ -89,23 +92,33 @@ def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     path = RESULTS / "h200_held_out.json"
     shipped = json.loads((calibration.SHIPPED / "hopper.json").read_text())
     assert path.name not in shipped["products"] and sum(shipped["products"].values()) > 1000
-    _, products = load(path)
-    alone = regret.statistics([lost_by(product, H200) for product in products])
-    found = regret.statistics([_lost(product) for product in products])
+    arch, products = load(path)
+    alone, found = (_said(arch, products, is_calibrated) for is_calibrated in (False, True))
     assert found["mean"] < 0.025 and found["90th percentile"] < 0.09 and found["median"] == 0.0
     assert found["mean"] < 0.6 * alone["mean"]
+    page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    means, p90s = ([f"{100 * x[name]:.1f}" for x in (alone, found)] for name in ("mean", "90th percentile"))
+    assert f"lose {means[0]} % with the model alone, and {means[1]} % with the correction" in page
+    assert f"(90th percentile {p90s[0]} and {p90s[1]} %)" in page
 
 
-def _lost(product: Measured) -> float:
-    among = [Candidate(t, product.problem.transposed if s else product.problem, s) for t, s in product.times_us]
-    chosen = plan(product.problem, H200, among=among)
-    wholes_us = {
-        (c.tile, c.swapped): product.times_us[c.tile, c.swapped] + c.cost.padding_us
-        for c in chosen.candidates
-        if c.cost
-    }
-    assert chosen.tile is not None
-    return wholes_us[chosen.tile, chosen.swapped] / min(wholes_us.values()) - 1
+def test_what_an_h200_teaches_holds_for_an_h100() -> None:
+    """Over the products of 2-byte operands alone of its table."""
+    arch = by_name("h100")
+    records = measured.load(measured.shipped_path("h100")).records
+    asked = [case.problem for case in explain_choices.cases() if case.dtype in ("bfloat16", "float16")]
+    products = [
+        Measured(p, {(Tile.from_str(t.tile), t.swapped): t.us for t in records[measured.key(p)].times})
+        for p in dict.fromkeys(asked)
+        if measured.key(p) in records and why_not_padded(p) is None
+    ]
+    alone, found = (_said(arch, products, is_calibrated)["mean"] for is_calibrated in (False, True))
+    said = f"Of {len(products)} products of an H100 they lose {100 * alone:.1f} and {100 * found:.1f} %"
+    assert found < 0.8 * alone and said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
+
+
+def _said(arch: Arch, products: list[Measured], is_calibrated: bool) -> dict[str, float]:
+    return regret.statistics([lost_by(product, arch, is_calibrated) for product in products])
 
 
 def test_a_plan_has_the_corrected_times() -> None:
@@ -188,6 +201,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     before = [np.abs(p.logs).mean() for p in products]
     after = [np.abs(p.logs - found.trees.sums(p.rows)).mean() for p in products]
     assert np.mean(after) < np.mean(before)
+
+
+def test_times_of_two_devices_are_refused(tmp_path: Path) -> None:
+    path, other = _some(tmp_path, 6), tmp_path / "other.json"
+    other.write_text(path.read_text().replace('"arch": "h200"', '"arch": "h100"'))
+    with pytest.raises(ValueError, match="requires times of one device, got those of h200 and h100"):
+        calibrate.main([path, other], tmp_path / "out.json", 0)
 
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
