@@ -110,9 +110,7 @@ int jbw_repack_call_initialize(JbwRepackCall* call, int device, const JbwBuffers
 
 int jbw_repack_call_execute(const JbwRepackCall* call, int device, void* stream, void* const* pointers, char* error,
                             size_t error_bytes) {
-  auto execute = [&] {
-    return FromC(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream), pointers[0], pointers[1]);
-  };
+  auto execute = [&] { return FromC(call)->Execute(device, static_cast<jbw::cuda::Stream>(stream), pointers); };
   return Report(jbw::Guard(execute), error, error_bytes);
 }
 

@@ -24,6 +24,7 @@ Status ReadRequest(const Attributes& attrs, RepackRequest* request) {
     return InvalidArgument("`element_bytes` requires 1, 2 or 4, got ", bytes);
   }
   JBW_RETURN_IF_ERROR(Read(attrs, "num_ctas", 1, kInt32Max, &request->num_ctas));
+  JBW_RETURN_IF_ERROR(Read(attrs, "first_ctas", 1, request->num_ctas, &request->first_ctas));
   JBW_RETURN_IF_ERROR(Read(attrs, "num_threads", 1, 1024, &request->num_threads));
   JBW_RETURN_IF_ERROR(Read(attrs, "smem_bytes", 0, 1 << 20, &request->smem_bytes));
   return Read(attrs, "pdl", 0, 1, &request->pdl);
@@ -45,12 +46,7 @@ Status CheckDims(const char* name, const JbwBuffer& buffer) {
 }
 
 // The result is what the kernel writes to its last byte, and the kernel can count it.
-Status CheckSizes(const RepackRequest& request, const JbwBuffers& buffers) {
-  if (buffers.num_operands != 1 || buffers.num_results != 1) {
-    return InvalidArgument("a repack requires one operand and one result, got ", buffers.num_operands, " and ",
-                           buffers.num_results);
-  }
-  const JbwBuffer &source = buffers.all[0], &out = buffers.all[1];
+Status CheckPair(const RepackRequest& request, const JbwBuffer& source, const JbwBuffer& out) {
   JBW_RETURN_IF_ERROR(CheckBuffer("source", source, request.element_bytes));
   JBW_RETURN_IF_ERROR(CheckBuffer("out", out, request.element_bytes));
   JBW_RETURN_IF_ERROR(CheckDims("source", source));
@@ -68,6 +64,21 @@ Status CheckSizes(const RepackRequest& request, const JbwBuffers& buffers) {
   if (source.dims[0] > kInt32Max / slow || source.dims[0] * slow > kInt32Max / row_chunks) {
     return InvalidArgument("`out` requires at most ", kInt32Max, " chunks of ", kAlignBytes, " bytes, got ",
                            source.dims[0], " x ", slow, " x ", row_chunks);
+  }
+  return {};
+}
+
+Status CheckSizes(const RepackRequest& request, const JbwBuffers& buffers) {
+  const int64_t num_sources = buffers.num_operands;
+  if (num_sources < 1 || num_sources > (request.is_transpose ? 1 : kMaxSources) || buffers.num_results != num_sources) {
+    return InvalidArgument("a repack requires one operand, or two of a pad, and as many results, got ", num_sources,
+                           " and ", buffers.num_results);
+  }
+  if (num_sources == 1 && request.first_ctas != request.num_ctas) {
+    return InvalidArgument("`first_ctas` requires all ", request.num_ctas, " of one source, got ", request.first_ctas);
+  }
+  for (int64_t i = 0; i < num_sources; ++i) {
+    JBW_RETURN_IF_ERROR(CheckPair(request, buffers.all[i], buffers.all[num_sources + i]));
   }
   return {};
 }
@@ -102,23 +113,40 @@ Status RepackCall::Initialize(int device, const JbwBuffers& buffers) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (owned_) return {};
   JBW_RETURN_IF_ERROR(CheckSizes(request_, buffers));
-  const int64_t* dims = buffers.all[0].dims;
-  owned_ =
-      std::make_unique<const Sizes>(Sizes{static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]),
-                                          static_cast<int32_t>(dims[2]), static_cast<int32_t>(buffers.all[1].dims[2])});
+  AllSizes all = {static_cast<size_t>(buffers.num_operands), {}};
+  for (size_t i = 0; i < all.num_sources; ++i) {
+    const int64_t* dims = buffers.all[i].dims;
+    all.of[i] = {static_cast<int32_t>(dims[0]), static_cast<int32_t>(dims[1]), static_cast<int32_t>(dims[2]),
+                 static_cast<int32_t>(buffers.all[all.num_sources + i].dims[2])};
+  }
+  owned_ = std::make_unique<const AllSizes>(all);
   sizes_.store(owned_.get(), std::memory_order_release);
   return {};
 }
 
-Status RepackCall::Execute(int device, cuda::Stream stream, const void* source, void* out) const {
+Status RepackCall::Execute(int device, cuda::Stream stream, void* const* pointers) const {
   ExecuteTimer timer;
   if (!IsReady(device)) return Internal("Execute requires an Initialize on the same device, got none on ", device);
   const cuda::Driver* driver;
   JBW_RETURN_IF_ERROR(cuda::GetDriver(&driver));
-  JBW_RETURN_IF_ERROR(CheckAligned("source", source, request_.element_bytes));
-  JBW_RETURN_IF_ERROR(CheckAligned("out", out, kAlignBytes));
-  Sizes sizes = *sizes_.load(std::memory_order_acquire);
-  void* params[] = {&source, &out, &sizes.batch, &sizes.rows, &sizes.cols, &sizes.pitch};
+  AllSizes all = *sizes_.load(std::memory_order_acquire);
+  void *sources[kMaxSources] = {}, *outs[kMaxSources] = {}, *params[kMaxSources * 6 + 1];
+  size_t num_params = 0;
+  for (size_t i = 0; i < kMaxSources; ++i) {
+    if (i < all.num_sources) {
+      sources[i] = pointers[i];
+      outs[i] = pointers[all.num_sources + i];
+      JBW_RETURN_IF_ERROR(CheckAligned("source", sources[i], request_.element_bytes));
+      JBW_RETURN_IF_ERROR(CheckAligned("out", outs[i], kAlignBytes));
+    }
+    Sizes& of = all.of[i];
+    for (void* param : {static_cast<void*>(&sources[i]), static_cast<void*>(&outs[i]), static_cast<void*>(&of.batch),
+                        static_cast<void*>(&of.rows), static_cast<void*>(&of.cols), static_cast<void*>(&of.pitch)}) {
+      params[num_params++] = param;
+    }
+  }
+  int32_t first_ctas = request_.first_ctas;
+  params[num_params] = &first_ctas;  // of a transpose, the driver reads the first source's alone
   cuda::LaunchAttribute attribute = {};
   attribute.id = cuda::kLaunchAttributeProgrammaticStreamSerialization;
   attribute.value.programmatic_stream_serialization = 1;

@@ -1,4 +1,5 @@
-// The custom call `jax_bwgemm_repack_v1`: binds XLA's stages to a RepackCall.
+// The custom call `jax_bwgemm_repack_v2`: binds XLA's stages to a RepackCall.
+#include <algorithm>
 #include <cstdint>
 
 #include "c_api.h"
@@ -15,9 +16,19 @@ namespace {
 
 using RepackState = CallState<RepackCall>;
 
-ffi::Error ExecuteStage(cuda::Stream stream, int32_t device, RepackState* state, ffi::AnyBuffer source,
-                        ffi::Result<ffi::AnyBuffer> out) {
-  return ToFfi(Guard([&] { return state->call->Execute(device, stream, source.untyped_data(), out->untyped_data()); }));
+// Initialize has counted the buffers.
+ffi::Error ExecuteStage(cuda::Stream stream, int32_t device, RepackState* state, ffi::RemainingArgs args,
+                        ffi::RemainingRets rets) {
+  auto execute = [&] {
+    void* pointers[2 * kMaxSources] = {};
+    const size_t num_sources = std::min(args.size(), kMaxSources);
+    for (size_t i = 0; i < num_sources; ++i) pointers[i] = args.get<ffi::AnyBuffer>(i)->untyped_data();
+    for (size_t i = 0; i < std::min(rets.size(), kMaxSources); ++i) {
+      pointers[num_sources + i] = (*rets.get<ffi::AnyBuffer>(i))->untyped_data();
+    }
+    return state->call->Execute(device, stream, pointers);
+  };
+  return ToFfi(Guard(execute));
 }
 
 const XLA_FFI_TypeInfo kTypeInfo = ffi::MakeTypeInfo<RepackState>();
@@ -42,8 +53,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jbw_repack_execute, jbw::ExecuteStage,
                                   .Ctx<ffi::PlatformStream<jbw::cuda::Stream>>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .Ctx<ffi::State<jbw::RepackState>>()
-                                  .Arg<ffi::AnyBuffer>()   // source
-                                  .Ret<ffi::AnyBuffer>(),  // out
+                                  .RemainingArgs()   // sources
+                                  .RemainingRets(),  // outs
                               {ffi::Traits::kCmdBufferCompatible});
 
 void* jbw_repack_type_id() { return &jbw::RepackState::id; }

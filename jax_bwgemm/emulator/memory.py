@@ -12,7 +12,7 @@ from jax_bwgemm.emulator.errors import Fault
 from jax_bwgemm.emulator.global_order import GPU_SCOPE, SCOPES, WEAK, Strength
 from jax_bwgemm.emulator.policies import policy_check
 from jax_bwgemm.emulator.races import GRANULE, KNOWN
-from jax_bwgemm.emulator.syntax import Instr, Operand
+from jax_bwgemm.emulator.syntax import Instr, Operand, Reg
 from jax_bwgemm.emulator.values import UINT
 
 _CACHE_MODS = (
@@ -81,14 +81,16 @@ def _strength(d: Decoder, mods: list[str]) -> Strength:
 
 
 @handles("ld.param")
-def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
-    """Parameters are constants of a launch."""
+def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure | Effect:
+    """Parameters are constants of a launch; which one is read may be a register's to say."""
     d.arity(2)
     d.only(mods[:-1], "v2", "v4")
     if TYPES.get(mods[-1], 128) == 128:
         raise d.unsupported(f"unknown type `.{mods[-1]}`")
     size = TYPES[mods[-1]] // 8
     address = d.mem(instr.operands[1])
+    if isinstance(address.base, Reg):
+        return _ld_param_somewhere(d, instr, mods[-1])
     name = getattr(address.base, "name", "")
     if name not in d.param_at:
         raise d.unsupported("requires the address of a parameter")
@@ -109,6 +111,32 @@ def _ld_param(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
             r[slot] = value
 
     return Pure(run, tuple(dests))
+
+
+def _ld_param_somewhere(d: Decoder, instr: Instr, kind: str) -> Effect:
+    size, items = TYPES[kind] // 8, d.items(instr.operands[0])
+    slot, offset = address_slot(d, instr.operands[1])
+    dests = [(d.dest(o), d.register_bits(o, 8 * size)) for o in items]
+    spans = [(p.offset, p.offset + p.size) for p in d.param_at.values()]
+
+    def run(w: Any) -> None:
+        starts = (lane_addresses(w, slot, offset) - PARAM_BASE).tolist()
+        for start in starts:
+            end = start + size * len(items)
+            if start % (size * len(items)) or not any(first <= start and end <= last for first, last in spans):
+                raise w.fault("out-of-bounds", f"`ld.param` of {end - start} bytes at {start} is no parameter's")
+        for i, (dest, bits) in enumerate(dests):
+            found = [
+                int.from_bytes(d.params[start + i * size : start + (i + 1) * size], "little", signed=kind[0] == "s")
+                & ((1 << bits) - 1)
+                for start in starts
+            ]
+            if len(found) == 1:
+                w.put(dest, found[0], bits)
+            else:
+                w.spread(dest, np.array(found, UINT[bits]), bits)
+
+    return Effect(run, tuple(dests))
 
 
 def address_slot(d: Decoder, operand: Operand) -> tuple[int, int]:

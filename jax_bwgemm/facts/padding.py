@@ -3,11 +3,14 @@ them, and where that is not worth it."""
 
 from __future__ import annotations
 
+import math
+
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import FEW
 
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 LINE_BYTES = 128  # of the L2 cache
+TOGETHER_BYTES = 8 << 20  # of both operands, padded; assumed: beyond, a launch is little of what passes take
 
 
 def padding(problem: Problem, operand: str) -> int:
@@ -30,6 +33,14 @@ def padded_shape(problem: Problem, operand: str) -> tuple[int, int, int]:
     p = problem
     batch, extent, major = (p.a_batch, p.m, p.a_major) if operand == "a" else (p.b_batch, p.n, p.b_major)
     return batch, extent if major == "k" else p.k, contiguous(p, operand) + padding(p, operand)
+
+
+def is_padded_together(problem: Problem) -> bool:
+    """Whether one launch pads both operands, as long as that saves more than it risks: apart, a pass over weights could
+    be made once for many products."""
+    if not (padding(problem, "a") and padding(problem, "b")):
+        return False
+    return sum(math.prod(padded_shape(problem, x)) * _element_bytes(problem, x) for x in "ab") <= TOGETHER_BYTES
 
 
 def why_not_padded(problem: Problem) -> str | None:

@@ -3,6 +3,8 @@
     pad         (l, r, c) -> (l, r, pitch), zeros behind the c elements of a row
     transpose   (l, r, c) -> (l, c, pitch), the same of the transpose
 
+A pad may have two sources: both operands of a product in one launch, since a small pass is little but its launch.
+
 The pitch is a multiple of 16 bytes, which TMA can step over, from the first that holds the row to the end of its last
 cache line; `padding` says which. The source may start at any element, the result starts on 16 bytes.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 KINDS = ("pad", "transpose")
 ELEMENT_BYTES = (1, 2, 4)
@@ -21,7 +24,8 @@ TILE_ROWS = 128  # of the source, 128 bytes each: what a CTA transposes
 TILE_ROW_BYTES = 128
 TRANSPOSE_CHUNKS = TILE_ROWS * TILE_ROW_BYTES // CHUNK_BYTES // NUM_THREADS  # of a thread
 INT32_MAX = 2**31 - 1
-PARAMS = (("source", 8), ("out", 8), ("batch", 4), ("rows", 4), ("cols", 4), ("pitch", 4))  # leaves, back to back
+SOURCES = {"pad": 2, "transpose": 1}  # at most
+_OF_SOURCE = (("source", 8), ("out", 8), ("batch", 4), ("rows", 4), ("cols", 4), ("pitch", 4))
 
 Shape = tuple[int, int, int]
 
@@ -37,6 +41,20 @@ class Repack:
     @property
     def name(self) -> str:
         return f"{self.target}_{self.kind}_{8 * self.element_bytes}bit"
+
+    @property
+    def params(self) -> tuple[tuple[str, int], ...]:
+        """Name and bytes of the kernel's parameters, back to back. A pad's second source is behind the first one, in
+        zeros if there is none; CTAs from `first_ctas` on are the second one's."""
+        if SOURCES[self.kind] == 1:
+            return _OF_SOURCE
+        second = ((f"second_{name}", size) for name, size in _OF_SOURCE)
+        return (*_OF_SOURCE, *second, ("first_ctas", 4))
+
+    def whole_params(self, given: Sequence[int], first_ctas: int) -> tuple[int, ...]:
+        """Values of `params`, of which `given` has those of one source or of two."""
+        missing = len(self.params) - len(given) - 1
+        return (*given, *[0] * missing, first_ctas) if SOURCES[self.kind] > 1 else tuple(given)
 
     @property
     def smem_bytes(self) -> int:

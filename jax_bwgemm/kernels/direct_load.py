@@ -155,22 +155,33 @@ class Loader:
 
     @cute.jit
     def _realign(self, k_idx: Int32, stage: Int32) -> None:
+        """All loads from shared memory are on their way before the first chunk is stored there: the compiler would keep
+        them in turn, for it cannot know that boxes and raw lines are apart."""
         cute.arch.sync_warp()
-        for turn in cutlass.range_constexpr(self.lines.turns):
-            if cutlass.const_expr(self._has_all(turn)):  # noqa: SIM114
-                self._realign_chunk(turn, k_idx, stage)
-            elif self._has(turn):
-                self._realign_chunk(turn, k_idx, stage)
+        turns, has_all = cutlass.const_expr(self.lines.turns), cutlass.const_expr(self._has_all(self.lines.turns - 1))
+        whole = cutlass.const_expr(turns if has_all else turns - 1)
+        self._realign_chunks(0, whole, k_idx, stage)
+        if cutlass.const_expr(whole < turns):  # noqa: SIM102
+            if self._has(whole):
+                self._realign_chunks(whole, turns, k_idx, stage)
 
     @cute.jit
-    def _realign_chunk(self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32) -> None:
-        offset, _, rest = self._of_turn(turn, k_idx)
-        words = aligned(self._raw_place(turn, stage), offset & (CHUNK_BYTES - 1))
-        if rest < CHUNK_ELEMS:
-            for i in cutlass.range_constexpr(WORDS):
-                of_one = cutlass.select_(rest > 2 * i, Uint32(0xFFFF), Uint32(0))
-                words[i] = words[i] & cutlass.select_(rest > 2 * i + 1, Uint32(0xFFFFFFFF), of_one)
-        cute.autovec_copy(words, shared_chunk(self._place(turn, stage)))
+    def _realign_chunks(
+        self, first: cutlass.Constexpr[int], end: cutlass.Constexpr[int], k_idx: Int32, stage: Int32
+    ) -> None:
+        words, rests = [], []
+        for turn in cutlass.range_constexpr(first, end):
+            offset, _, rest = self._of_turn(turn, k_idx)
+            words.append(aligned(self._raw_place(turn, stage), offset & (CHUNK_BYTES - 1)))
+            rests.append(rest)
+        if cutlass.const_expr(len(rests) > 0):  # noqa: SIM102
+            if rests[-1] < CHUNK_ELEMS:  # the least: boxes ascend
+                for own, rest in zip(words, rests, strict=True):
+                    for i in cutlass.range_constexpr(WORDS):
+                        of_one = cutlass.select_(rest > 2 * i, Uint32(0xFFFF), Uint32(0))
+                        own[i] = own[i] & cutlass.select_(rest > 2 * i + 1, Uint32(0xFFFFFFFF), of_one)
+        for turn in cutlass.range_constexpr(first, end):
+            cute.autovec_copy(words[turn - first], shared_chunk(self._place(turn, stage)))
 
     def _at(self, turn: int) -> tuple[Any, Any]:
         """Of a thread's line: its box, and the lines in that box behind the thread's first."""

@@ -30,7 +30,6 @@ from jax_bwgemm.facts.repack import (
     CHUNK_BYTES,
     NUM_THREADS,
     PAD_CHUNKS,
-    PARAMS,
     TILE_ROW_BYTES,
     TILE_ROWS,
     TRANSPOSE_CHUNKS,
@@ -52,21 +51,39 @@ class RepackKernel:
         self.tile_cols = TILE_ROW_BYTES // self.bytes
 
     @cute.jit
-    def __call__(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
+    def __call__(self, *params: Int64 | Int32) -> None:
         kernel = self.pad if self.kind == "pad" else self.transpose
-        kernel(source, out, batch, rows, cols, pitch).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
+        kernel(*params).launch(grid=(1, 1, 1), block=(NUM_THREADS, 1, 1))
 
     @cute.kernel
-    def pad(self, source: Int64, out: Int64, batch: Int32, rows: Int32, cols: Int32, pitch: Int32) -> None:
+    def pad(
+        self,
+        source: Int64,
+        out: Int64,
+        batch: Int32,
+        rows: Int32,
+        cols: Int32,
+        pitch: Int32,
+        second_source: Int64,
+        second_out: Int64,
+        second_batch: Int32,
+        second_rows: Int32,
+        second_cols: Int32,
+        second_pitch: Int32,
+        first_ctas: Int32,
+    ) -> None:
         cute.arch.griddepcontrol_wait()
-        tidx = cute.arch.thread_idx()[0]
+        tidx, cta = cute.arch.thread_idx()[0], cta_idx()
+        if cta >= first_ctas:
+            source, out, batch, rows = second_source, second_out, second_batch, second_rows
+            cols, pitch, cta = second_cols, second_pitch, cta - first_ctas
         row_bytes = Int64(cols) * self.bytes
         row_chunks, whole = Uint32(pitch) // self.chunk, Uint32(cols) // self.chunk
         rest = Int32(Uint32(cols) % self.chunk) * self.bytes
         num_rows = Uint32(batch) * Uint32(rows)
         num_chunks = num_rows * row_chunks
         end = source + Int64(num_rows) * row_bytes
-        first = Uint32(cta_idx()) * (NUM_THREADS * PAD_CHUNKS)
+        first = Uint32(cta) * (NUM_THREADS * PAD_CHUNKS)
         addresses, sizes = [], []
         for i in cutlass.range_constexpr(PAD_CHUNKS):
             idx = first + Uint32(i * NUM_THREADS + tidx)
@@ -266,13 +283,12 @@ def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
     kernel = RepackKernel(repack)
     getattr(RepackKernel, repack.kind).set_name_prefix(repack.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     options = f"--gpu-arch {repack.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
-    addresses, sizes = [Int64(1)] * 2, [Int32(1)] * 4
-    compiled = cute.compile(kernel, *addresses, *sizes, options=options)
+    compiled = cute.compile(kernel, *(Int64(1) if size == 8 else Int32(1) for _, size in repack.params), options=options)
     return Compiled(
         cubin=compiled.artifacts.CUBIN,
         ptx=compiled.artifacts.PTX,
         entry=next(iter(compiled.kernel_info)),
-        params=PARAMS,
+        params=repack.params,
         num_threads=NUM_THREADS,
         smem_bytes=repack.smem_bytes,
     )

@@ -21,15 +21,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
-from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES
-from jax_bwgemm.ops.origins import before_transpose, is_fusible, slice_step_bytes
+from jax_bwgemm.facts.padding import TMA_ALIGN_BYTES, is_padded_together
+from jax_bwgemm.facts.repack import SOURCES
+from jax_bwgemm.ops.origins import before_transpose, is_fusible, may_be_in_loop, slice_step_bytes
 from jax_bwgemm.ops.reference import REDUCERS
 from jax_bwgemm.ops.shape_rules import sizes_of
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.views import View
 
-# (context, kind of repack, value, aval, aval of the result) -> the repacked value, or None where there is no kernel.
-EmitRepack = Callable[[Any, str, Any, Any, Any], Any]
+# (context, kind of repack, values, avals, avals of the results) -> the repacked values, or None where there is no kernel.
+EmitRepack = Callable[[Any, str, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Source:
 
 
 Sources = tuple[Source | None, ...]  # of a and of every b
+
+
+@dataclasses.dataclass
+class _Factor:
+    """A factor on its way into a kernel: as it lies now, and how it is wanted; `kind`: the repack that it needs."""
+
+    value: Any
+    aval: Any
+    wanted: Any
+    kind: str = ""
 
 
 def sources(operands: Sequence[Any], contraction: Contraction) -> Sources:
@@ -92,7 +103,9 @@ class Taker:
     ) -> tuple[list[Any], list[Any]]:
         """(values, avals) of the kernel's operands, the way that `route` says; `takes_one`: a is b, too."""
         count = len(self.contraction.factors)
-        pairs = [self._take(route, i, operands, repack) for i in range(1 if takes_one else count)]
+        factors = [self._factor(route, i, operands) for i in range(1 if takes_one else count)]
+        _repack_all(self.ctx, factors, repack, is_padded_together(route.problem) and not may_be_in_loop())
+        pairs = [(factor.value, factor.wanted) for factor in factors]
         others = operands[count:], self.ctx.avals_in[count:]
         view = self.view
         spans = {"one": ("", (1,)), "m": (view.row_modes, (view.m,)), "n": (view.column_modes, (view.n,))}
@@ -139,8 +152,8 @@ class Taker:
     def _sizes(self) -> dict[str, int]:
         return dict(sizes_of(self.contraction, self.ctx.avals_in))
 
-    def _take(self, route: Route, i: int, operands: Sequence[Any], repack: EmitRepack) -> tuple[Any, Any]:
-        """Of the `i`-th factor as the kernel has them: every one but the first is read as the second is."""
+    def _factor(self, route: Route, i: int, operands: Sequence[Any]) -> _Factor:
+        """The `i`-th factor as the kernel has them: every one but the first is read as the second is."""
         ctx, idx = self.ctx, 1 - i if self.view.flips else i
         value, aval, modes = operands[idx], ctx.avals_in[idx], self.contraction.operands[idx]
         i = min(i, 1)
@@ -154,11 +167,8 @@ class Taker:
         lying = _flipped(given) if route.transposes[i] else given
         *slow, contiguous = lying.shape
         final = reshape_aval(lying, (*slow, contiguous + route.padding(i)))
-        if route.transposes[i]:
-            return repack(ctx, "transpose", value, given, final), final
-        if route.padding(i):
-            return _padded(ctx, value, given, final, repack), final
-        return _aligned(ctx, value, given), given
+        kind = "transpose" if route.transposes[i] else "pad" if route.padding(i) else ""
+        return _Factor(value, given, final, kind) if kind else _Factor(_aligned(ctx, value, given), given, given)
 
     def _as(self, value: Any, aval: Any, modes: str, order: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """With its modes in `order`, repeated along those that it lacks, as `shape`; modes of size 1 may be missing."""
@@ -208,16 +218,29 @@ def reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)
 
 
-def _padded(ctx: Any, value: Any, aval: Any, padded: Any, repack: EmitRepack) -> Any:
-    """With zeros behind the contiguous dimension: by a repack, or by XLA where that is no pass of its own."""
-    if not is_fusible(value, ctx.module_context.module.operation):
-        repacked = repack(ctx, "pad", value, reshape_aval(aval, aval.shape), padded)
-        if repacked is not None:
-            return repacked
-    edges = [(0, 0, 0), (0, 0, 0), (0, padded.shape[2] - aval.shape[2], 0)]
-    return _emit(
-        ctx, lambda x: lax.pad(x, jnp.zeros((), x.dtype), edges), value, reshape_aval(aval, aval.shape), padded
-    )
+def _repack_all(ctx: Any, factors: Sequence[_Factor], repack: EmitRepack, together: bool) -> None:
+    """Each as it is wanted. Pads have zeros behind the contiguous dimension: by repacks, two of them in one launch if
+    they go `together`, or by XLA where that is no pass of its own."""
+    ours = [x for x in factors if x.kind == "pad" and not is_fusible(x.value, ctx.module_context.module.operation)]
+    size, known = SOURCES["pad"] if together else 1, [x for x in ours if is_static(x.wanted)]
+    groups = [known[i : i + size] for i in range(0, len(known), size)]
+    groups += [[x] for x in factors if x.kind == "transpose"]
+    for group in groups:
+        avals = [reshape_aval(x.aval, x.aval.shape) for x in group]
+        made = repack(ctx, group[0].kind, [x.value for x in group], avals, [x.wanted for x in group])
+        if made is None and group[0].kind == "transpose":
+            raise ValueError(f"a route that transposes requires a repack, got none for {group[0].aval.str_short()}")
+        for x, value in zip(group, made or (), strict=made is not None):
+            x.value, x.kind = value, ""
+    for x in factors:
+        if x.kind == "pad":
+            x.value = _padded_by_xla(ctx, x)
+
+
+def _padded_by_xla(ctx: Any, factor: _Factor) -> Any:
+    aval = reshape_aval(factor.aval, factor.aval.shape)
+    edges = [(0, 0, 0), (0, 0, 0), (0, factor.wanted.shape[2] - aval.shape[2], 0)]
+    return _emit(ctx, lambda x: lax.pad(x, jnp.zeros((), x.dtype), edges), factor.value, aval, factor.wanted)
 
 
 def barrier(value: Any) -> Any:

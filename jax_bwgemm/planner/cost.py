@@ -21,7 +21,7 @@ import dataclasses
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, multiplied_flops, num_waves, wave_shape
-from jax_bwgemm.facts.padding import is_tma_storable, padded_shape, padding
+from jax_bwgemm.facts.padding import is_padded_together, is_tma_storable, padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import (
     acc_stages,
@@ -225,8 +225,10 @@ def pass_us(size: int, arch: Arch) -> float:
 
 
 def _padding_us(problem: Problem, arch: Arch, operands: str) -> float:
-    """A pass over each of the operands whose rows TMA cannot step over."""
-    return sum(repack_us(problem, x, arch) for x in operands if padding(problem, x))
+    """A pass over each of the operands whose rows TMA cannot step over, or one over both."""
+    passes = [repack_us(problem, x, arch) for x in operands if padding(problem, x)]
+    saved = arch.constants.pass_us if len(passes) > 1 and is_padded_together(problem) else 0.0
+    return sum(passes) - saved
 
 
 def _step_bound(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> str:

@@ -30,7 +30,7 @@ SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some 
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 
 DIRECT_FLOPS, DIRECT_BYTES = 2e9, 16e6  # of a product, assumed: some 10 us of our other kernels
-SWAPPED_ROWS = 512  # at most so many rows were tried as columns of the transposed product (H200)
+SWAPPED_ROWS = 4096  # at most so many rows were tried as columns of the transposed product (H200)
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,25 +139,33 @@ def kernel_of(decision: Decision, problem: Problem, max_clusters: int | None = N
     return Kernel(entry, _module(path, _files.stamp(path)), plan.problem, made, launch_plan)
 
 
-def repacked(entry: RepackEntry, source: np.ndarray, out_shape: Shape) -> np.ndarray:
-    """What the repack makes of `source` (l, r, c), in a result that starts poisoned.
+def repacked(entry: RepackEntry, sources: Sequence[np.ndarray], out_shapes: Sequence[Shape]) -> list[np.ndarray]:
+    """What the repack makes of its sources (l, r, c), in results that start poisoned.
 
     Raises:
       EmulatorError: the kernel breaks a rule.
       ValueError: no PTX, or PTX that cannot be read.
     """
-    repack, source = entry.repack, np.ascontiguousarray(source)
+    repack = entry.repack
     path = artifacts.find_ptx(repack)
     if isinstance(path, str):
         raise ValueError(f"the emulator requires the kernel's PTX, got none: {path}")
-    octets = np.full(math.prod(out_shape) * source.itemsize, _POISON & 0xFF, np.uint8)
-    out = octets.view(source.dtype).reshape(out_shape)
-    memory = Memory()
-    params = memory.register(source, "source"), memory.register(out, "out"), *source.shape, out_shape[2]
-    grid, block = (repack.num_ctas(out_shape), 1, 1), (entry.num_threads, 1, 1)
-    launch = Launch(grid, block, params, smem_bytes=entry.smem_bytes, entry=entry.entry)
+    memory, outs, params = Memory(), [], []
+    for given, shape in zip(sources, out_shapes, strict=True):
+        source = np.ascontiguousarray(given)
+        octets = np.full(math.prod(shape) * source.itemsize, _POISON & 0xFF, np.uint8)
+        outs.append(octets.view(source.dtype).reshape(shape))
+        params += [memory.register(source, "source"), memory.register(outs[-1], "out"), *source.shape, shape[2]]
+    ctas = [repack.num_ctas(shape) for shape in out_shapes]
+    launch = Launch(
+        (sum(ctas), 1, 1),
+        (entry.num_threads, 1, 1),
+        repack.whole_params(params, ctas[0]),
+        smem_bytes=entry.smem_bytes,
+        entry=entry.entry,
+    )
     _record(Run(entry.name, run(_module(path, _files.stamp(path)), launch, memory)))
-    return out
+    return outs
 
 
 def _record(made: Run) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from jax_bwgemm.facts.recipe import Attribute
 
 TARGET_NAME = "jax_bwgemm_matmul_v2"
-REPACK_NAME = "jax_bwgemm_repack_v1"
+REPACK_NAME = "jax_bwgemm_repack_v2"
 PLATFORM = "CUDA"  # "cuda" is accepted by jax and never registered
 LIBRARY_NAME = "libjax_bwgemm_ffi.so"
 LIBRARY_VARIABLE = "JAX_BWGEMM_LIBRARY"

@@ -88,7 +88,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class RepackEntry:
-    """The same of a repack, whose parameter block is `repack.PARAMS`."""
+    """The same of a repack, whose parameter block is `Repack.params`."""
 
     repack: Repack
     entry: str

@@ -193,7 +193,7 @@ def test_xla_pads_what_has_a_symbol(artifacts_dir: Path, repacks_dir: Path) -> N
     names = [kernel.name for kernel in jax_bwgemm.export.kernels(program)]
     assert "sm_90a_pad_16bit" in names
     text = program.mlir_module()
-    repacks = [line for line in text.splitlines() if "@jax_bwgemm_repack_v1" in line]
+    repacks = [line for line in text.splitlines() if "@jax_bwgemm_repack_v2" in line]
     assert repacks and not any("?" in line for line in repacks)
     assert re.search(r"stablehlo.pad .* -> tensor<1x\?x1024xbf16>", text)
 

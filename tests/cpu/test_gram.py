@@ -178,7 +178,7 @@ def test_odd_rows_are_a_plain_kernels_and_k_is_padded_once(repacks_dir):
     (call,) = calls(hlo(lambda a: gram(a, device="h200"), struct(4095, 2048)))
     assert "symmetric" not in call["variant"] and call["variant"].endswith("threads")
     text = hlo(lambda a: gram(a, device="h200"), struct(4096, 2047))
-    assert text.count("@jax_bwgemm_repack_v1") == 1 and "_symmetric_" in text
+    assert text.count("@jax_bwgemm_repack_v2") == 1 and "_symmetric_" in text
 
 
 def test_the_gradient_is_one_product_of_ours(artifacts_dir):

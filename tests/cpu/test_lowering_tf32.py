@@ -28,7 +28,7 @@ def kernels(text: str) -> list[str]:
 
 def transposed(text: str) -> list[str]:
     """The type of what each of our passes transposes."""
-    lines = [line for line in text.splitlines() if "@jax_bwgemm_repack_v1" in line]
+    lines = [line for line in text.splitlines() if "@jax_bwgemm_repack_v2" in line]
     assert all('kind = "transpose"' in line for line in lines)
     return [re.search(r": \(tensor<1x(\w+)xf32>\)", line)[1] for line in lines]
 

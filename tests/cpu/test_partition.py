@@ -353,7 +353,7 @@ def test_a_repack_is_of_the_shard(repacks_dir: Path, tmp_path: Path) -> None:
     a = jax.ShapeDtypeStruct((4096, 1001), BF16, sharding=NamedSharding(mesh, P("x")))
     b = jax.ShapeDtypeStruct((1001, 4096), BF16, sharding=NamedSharding(mesh, P(None, "y")))
     text = partitioned(functools.partial(jax_bwgemm.matmul, device="h200", on_fallback="error"), [a, b], tmp_path)
-    repack = next(line for line in text.splitlines() if "jax_bwgemm_repack_v1" in line)
+    repack = next(line for line in text.splitlines() if "jax_bwgemm_repack_v2" in line)
     assert "bf16[1,1024,1024]" in repack and collectives(text) == []
 
 

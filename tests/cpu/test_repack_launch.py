@@ -33,12 +33,12 @@ SOURCE, OUT = 0x7F0000000006, 0x7F0000200010
 @dataclasses.dataclass
 class Request:
     attributes: dict[str, Any]
-    source: ffi.Buffer
-    out: ffi.Buffer
+    sources: list[ffi.Buffer]
+    outs: list[ffi.Buffer]
 
     @property
     def given(self) -> ffi.Buffers:
-        return ffi.Buffers.of([self.source], [self.out])
+        return ffi.Buffers.of(self.sources, self.outs)
 
 
 def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), pitch=None, source=None, out=None, **fields) -> Request:
@@ -52,11 +52,20 @@ def request(kind="pad", dtype="bfloat16", shape=(2, 100, 33), pitch=None, source
         "kind": kind,
         "element_bytes": repack.element_bytes,
         "num_ctas": repack.num_ctas(out_shape),
+        "first_ctas": fields.get("num_ctas", repack.num_ctas(out_shape)),
         "num_threads": NUM_THREADS,
         "smem_bytes": repack.smem_bytes,
         "pdl": 0,
     }
-    return Request(attributes | fields, source or ffi.Buffer.of(dtype, shape), out or ffi.Buffer.of(dtype, out_shape))
+    buffers = source or ffi.Buffer.of(dtype, shape), out or ffi.Buffer.of(dtype, out_shape)
+    return Request(attributes | fields, [buffers[0]], [buffers[1]])
+
+
+def both(first: Request, second: Request) -> Request:
+    """Two pads in one launch."""
+    ctas = [asked.attributes["num_ctas"] for asked in (first, second)]
+    attributes = first.attributes | {"num_ctas": sum(ctas), "first_ctas": ctas[0]}
+    return Request(attributes, first.sources + second.sources, first.outs + second.outs)
 
 
 def create(machine: Machine, asked: Request, shows=True, **names: str) -> tuple[int, str, ctypes.c_void_p]:
@@ -69,15 +78,16 @@ def initialize(machine: Machine, call: ctypes.c_void_p, asked: Request, device: 
     return machine._status(machine.library.jbw_repack_call_initialize, call, device, ctypes.byref(buffers))
 
 
-def execute(machine: Machine, call: ctypes.c_void_p, device=0, source=SOURCE, out=OUT) -> tuple[int, str]:
-    pointers = (ctypes.c_void_p * 2)(source, out)
+def execute(machine: Machine, call: ctypes.c_void_p, device=0, pointers=(SOURCE, OUT)) -> tuple[int, str]:
+    pointers = (ctypes.c_void_p * len(pointers))(*pointers)
     return machine._status(machine.library.jbw_repack_call_execute, call, device, ctypes.c_void_p(STREAM), pointers)
 
 
 def ready(machine: Machine, asked: Request) -> ctypes.c_void_p:
     code, sentence, call = create(machine, asked)
     assert (code, sentence) == (OK, "")
-    machine.driver.fake_params((ctypes.c_size_t * 6)(8, 8, 4, 4, 4, 4), ctypes.c_size_t(6))
+    sizes = [size for _, size in Repack("sm_90a", asked.attributes["kind"], 2).params]
+    machine.driver.fake_params((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
     assert initialize(machine, call, asked) == (OK, "")
     return call
 
@@ -99,10 +109,34 @@ def test_a_launch(machine, asked, num_ctas, smem_bytes):
     launch = machine.launch()
     assert (list(launch.grid), list(launch.block)) == ([num_ctas, 1, 1], [NUM_THREADS, 1, 1])
     assert (launch.smem_bytes, list(launch.cluster), launch.pdl) == (smem_bytes, [0, 0, 0], asked.attributes["pdl"])
-    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 32)
-    assert struct.unpack_from("<2Q4i", bytes(launch.params)) == (SOURCE, OUT, *asked.source.dims, asked.out.dims[2])
+    assert (launch.stream, launch.function) == (STREAM, 0x2000)
+    of_source = SOURCE, OUT, *asked.sources[0].dims, asked.outs[0].dims[2]
+    assert struct.unpack_from("<2Q4i", bytes(launch.params)) == of_source
+    if asked.attributes["kind"] == "transpose":
+        assert launch.param_bytes == 32
+    else:
+        assert launch.param_bytes == 68
+        assert struct.unpack_from("<2Q5i", bytes(launch.params), 32) == (0, 0, 0, 0, 0, 0, num_ctas)
     assert machine.library.jbw_execute_count() == before + 1
     machine.library.jbw_repack_call_destroy(call)
+
+
+def test_two_pads_in_one_launch(machine):
+    asked = both(request(shape=(1, 100, 33)), request(shape=(3, 7, 1030), pitch=1088))
+    call = ready(machine, asked)
+    assert execute(machine, call, pointers=(SOURCE, SOURCE + 66, OUT, OUT + 160)) == (OK, "")
+    launch = machine.launch()
+    assert (list(launch.grid), launch.param_bytes) == ([1 + 6, 1, 1], 68)  # 100 * 5 and 3 * 7 * 136 chunks, 512 a CTA
+    params = SOURCE, OUT, 1, 100, 33, 40, SOURCE + 66, OUT + 160, 3, 7, 1030, 1088, 1
+    assert struct.unpack_from("<2Q4i2Q5i", bytes(launch.params)) == params
+    code, sentence = execute(machine, call, pointers=(SOURCE, SOURCE + 65, OUT, OUT + 160))
+    assert code == INVALID_ARGUMENT and "`source` requires a pointer aligned to 2 bytes" in sentence
+
+
+def test_a_second_pad_is_checked_as_the_first(machine):
+    asked = both(request(), request(out=ffi.Buffer.of("bfloat16", (2, 100, 44))))
+    code, message, _ = create(machine, asked)
+    assert code == INVALID_ARGUMENT and re.search(SHAPE + r"\(2, 100, 44\)", message)
 
 
 def test_a_second_device(machine):
@@ -126,6 +160,8 @@ SHAPE = r"`out` requires shape \(2, 100, 40..64 in steps of 8\), got "
         ({"element_bytes": 3}, "`element_bytes` requires 1, 2 or 4, got 3"),
         ({"element_bytes": 4}, "`source` requires elements of 4 bytes, got XLA FFI dtype 16"),
         ({"num_ctas": 0}, "`num_ctas` requires 1..2147483647, got 0"),
+        ({"first_ctas": 3}, "`first_ctas` requires 1..2, got 3"),
+        ({"first_ctas": 1}, "`first_ctas` requires all 2 of one source, got 1"),
         ({"num_threads": 2048}, "`num_threads` requires 1..1024, got 2048"),
         ({"smem_bytes": -1}, "`smem_bytes` requires 0..1048576, got -1"),
         ({"pdl": 2}, "`pdl` requires 0..1, got 2"),
@@ -159,21 +195,27 @@ def test_refused(machine, fields, sentence):
         assert execute(machine, call)[0] == INTERNAL
 
 
-@pytest.mark.parametrize("operands, results", [(0, 1), (2, 1), (1, 2)])
-def test_another_number_of_buffers(machine, operands, results):
-    asked = request()
-    buffers = ffi.Buffers.of([asked.source] * operands, [asked.out] * results)
-    code, message, _ = machine.create_from(machine.library.jbw_repack_call_create, asked.attributes, buffers)
-    sentence = f"a repack requires one operand and one result, got {operands} and {results}"
-    assert (code, message) == (INVALID_ARGUMENT, sentence)
+@pytest.mark.parametrize(
+    "kind, operands, results",
+    [("pad", 0, 1), ("pad", 2, 1), ("pad", 1, 2), ("pad", 3, 3), ("transpose", 2, 2), ("transpose", 0, 0)],
+)
+def test_another_number_of_buffers(machine, kind, operands, results):
+    asked = request(kind)
+    buffers = ffi.Buffers.of(asked.sources * operands, asked.outs * results)
+    code, message, call = machine.create_from(machine.library.jbw_repack_call_create, asked.attributes, buffers)
+    if results == 0:  # XLA shows none before the call is initialized
+        assert code == OK
+        code, message = machine._status(machine.library.jbw_repack_call_initialize, call, 0, ctypes.byref(buffers))
+    rule = "one operand, or two of a pad, and as many results"
+    assert (code, message) == (INVALID_ARGUMENT, f"a repack requires {rule}, got {operands} and {results}")
 
 
 def test_alignment(machine):
     """The source's elements, the result's 16 bytes."""
     call = ready(machine, request())
-    code, sentence = execute(machine, call, source=SOURCE + 1)
+    code, sentence = execute(machine, call, pointers=(SOURCE + 1, OUT))
     assert code == INVALID_ARGUMENT and "`source` requires a pointer aligned to 2 bytes, got 0x7f0000000007" in sentence
-    code, sentence = execute(machine, call, out=OUT + 8)
+    code, sentence = execute(machine, call, pointers=(SOURCE, OUT + 8))
     assert code == INVALID_ARGUMENT and "`out` requires a pointer aligned to 16 bytes" in sentence
     assert machine.calls("cuLaunchKernelEx") == 0
 

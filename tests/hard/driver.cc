@@ -159,7 +159,12 @@ struct Answer {
 
 // How many bytes the kernel reads of each parameter: up to the next one.
 std::vector<size_t> ParamSizes(const Said& said) {
-  if (said.is_repack) return {8, 8, 4, 4, 4, 4};
+  if (said.is_repack) {  // a damaged kind is refused
+    const bool is_pad = std::any_of(said.attributes.begin(), said.attributes.end(),
+                                    [](const Attribute& x) { return x.name == "kind" && x.text == "pad"; });
+    if (is_pad) return {8, 8, 4, 4, 4, 4, 8, 8, 4, 4, 4, 4, 4};
+    return {8, 8, 4, 4, 4, 4};
+  }
   const CAttributes attributes(said);
   const JbwAttributes given = attributes.view();
   const JbwBuffers buffers = said.view();

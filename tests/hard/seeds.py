@@ -42,6 +42,7 @@ def repacks() -> Iterator[test_repack_launch.Request]:
     for kind, dtype in itertools.product(("pad", "transpose"), ("bfloat16", "float32", "int8")):
         yield request(kind, dtype)
     yield request(shape=(1, 1, 1), pdl=1)
+    yield test_repack_launch.both(request(), request(shape=(3, 7, 1030)))
 
 
 def text(kind: str, attributes: Mapping[str, Any], operands: list[ffi.Buffer], results: list[ffi.Buffer]) -> str:
@@ -57,7 +58,7 @@ def write(directory: pathlib.Path) -> pathlib.Path:
     """The seeds' file, beside the cubin that they name."""
     (directory / f"{VARIANT}.cubin").write_bytes(CUBIN)
     seeds = [text("matmul", call.said, *call.given) for call in products()]
-    seeds += [text("repack", call.attributes, [call.source], [call.out]) for call in repacks()]
+    seeds += [text("repack", call.attributes, call.sources, call.outs) for call in repacks()]
     path = directory / "seeds.txt"
     path.write_text("".join(seeds))
     return path

@@ -18,6 +18,7 @@ from jax_bwgemm.facts.shipped import (
     HOPPER_FURTHER,
     HOPPER_GATED,
     HOPPER_NARROW_BASE,
+    HOPPER_OF_OTHERS,
     HOPPER_PROMOTED,
     HOPPER_SYMMETRIC,
     NARROW_TILES,
@@ -105,14 +106,13 @@ HOPPER_ODD = (
     Tile(128, 256, cluster_m=2, stream_k=True),
     Tile(128, 192, cluster_m=2, stream_k=True),
     Tile(128, 128, cluster_m=2, stream_k=True),
-    Tile(128, 128, cluster_k=2),
-    Tile(128, 128, cluster_k=4),
     Tile(64, 128),
-    Tile(64, 128, cluster_k=2),
     Tile(64, 64),
+    Tile(64, 64, cluster_k=4),
     Tile(64, 64, stream_k=True),
     Tile(128, 96, cluster_m=2),
 )  # of any shape, where TMA cannot step over the result's rows
+HOPPER_FEW_COLUMNS_ODD = Tile(64, 16), Tile(64, 16, cluster_k=8), Tile(64, 32, cluster_k=4)
 HOPPER_NARROW_ODD = (
     *HOPPER_NARROW_BASE,
     Tile(64, 16),
@@ -141,7 +141,14 @@ HOPPER_NARROW_OF_GRADIENTS = (
     Tile(64, 48, cluster_k=4),
     Tile(64, 48, cluster_m=2, pingpong=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
-)  # of few rows, where a is m-major: both operands lie as a gradient of weights finds them
+    Tile(64, 16, cluster_k=8),
+    Tile(64, 32, cluster_k=8),
+    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 128, cluster_m=4, pingpong=True),
+    Tile(128, 64, cluster_m=4, pingpong=True),
+    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
+)  # of few rows, and of more, where a is m-major: both operands lie as a gradient of weights finds them
 HOPPER_SYRK_MN = tuple(
     tile for tile in HOPPER_SYMMETRIC if not (tile.stream_k and tile.mma_n == 256)
 )  # which lacks registers for that, and would spill 16 bytes
@@ -178,9 +185,9 @@ ROWS = {
         Row(HOPPER_STREAMS, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_STREAMS[1:], BF16_ONLY, FORWARD, (RELU, GELU, SILU)),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
-        Row((Tile(64, 64, cluster_k=2), Tile(64, 192, cluster_m=2, pingpong=True)), FP8[:1], ("kk",)),
+        Row((HOPPER_OF_OTHERS[0], Tile(64, 192, cluster_m=2, pingpong=True)), FP8[:1], ("kk",)),
         Row(HOPPER_TURNS[:1], (*FP8[:1], *TF32), ("mk",), c_major="m"),
-        Row((HOPPER_DEEP[0], Tile(128, 64, cluster_n=2, pingpong=True)), TF32, ("kk",)),
+        Row((HOPPER_DEEP[0], HOPPER_OF_OTHERS[1]), TF32, ("kk",)),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_FEW, BF16_ONLY, FORWARD, (*FUSED, *GATED, *RESIDUAL[:2])),
@@ -199,7 +206,7 @@ ROWS = {
         Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (*BACK, *UNITS_BACK, *OF_BIASES, *UNITS_OF_BIASES)),
         Row((SMALL,), F16_ONLY, FORWARD, KEPT),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG), BF16_OR_F32, store="threads"),
-        Row(HOPPER_ODD, BF16_ONLY, store="threads"),
+        Row((*HOPPER_ODD, *HOPPER_FEW_COLUMNS_ODD), BF16_ONLY, store="threads"),
         Row(HOPPER_NARROW_ODD, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
         Row((SMALL,), ((F16, F16, F16),), store="threads"),
         Row((HOPPER_LARGE, SMALL), FP8, ("kk", "mk"), store="threads"),

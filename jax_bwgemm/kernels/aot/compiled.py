@@ -10,7 +10,7 @@ from jax_bwgemm.facts.recipe import Buffer, TensorMap
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """A compiled kernel and what its launcher must know. `params`: (source, bytes) of each, in the kernel's order; a
-    repack's have names instead, and it has no buffers and maps of its own (`repack.PARAMS`)."""
+    repack's have names instead, and it has no buffers and maps of its own (`Repack.params`)."""
 
     cubin: bytes
     ptx: str
