@@ -89,21 +89,25 @@ def _of_tile(tile: Tile, schedule: Schedule) -> dict[str, float]:
 
 
 def _of_tiles(tile: Tile, problem: Problem, arch: Arch) -> dict[str, float]:
-    """How the problem falls into them; `_short`: the part of the last tile that lies outside."""
-    tiles, steps = num_tiles(tile, problem), k_steps(tile, problem)
+    """How the problem falls into them, which all CTAs of a cluster start with; `_short`: the part of the last tile that
+    lies outside."""
+    clusters, steps = num_tiles(tile, problem), k_steps(tile, problem)
     tiles_m, tiles_n = cluster_tiles(tile, problem)
-    ctas_an_sm = tiles * tile.cluster_k / arch.num_sms
+    at_once = concurrent_clusters(tile, arch)
+    waves = clusters / at_once
     return {
-        "tiles_log": _log(tiles),
+        "clusters_log": _log(clusters),
+        "cluster_ctas": tile.cluster_ctas,
         "tiles_m": tiles_m,
         "tiles_n": tiles_n,
         "k_steps": steps,
         "k_steps_log": _log(steps),
-        "ctas_an_sm_log": _log(ctas_an_sm),
-        "last_wave": ctas_an_sm % 1,
-        "waves_full": ctas_an_sm / math.ceil(ctas_an_sm),
-        "inside": problem.m * problem.n * problem.batch / (tiles * tile.cta_m * tile.out_n),
-        "concurrent_ctas": concurrent_clusters(tile, arch) * tile.cluster_ctas,
+        "ctas_an_sm_log": _log(clusters * tile.cluster_ctas / arch.num_sms),
+        "waves_log": _log(waves),
+        "last_wave": waves % 1,
+        "waves_full": waves / math.ceil(waves),
+        "inside": problem.m * problem.n * problem.batch / (clusters * math.prod(tile.span)),
+        "concurrent_ctas": at_once * tile.cluster_ctas,
         "m_short": -problem.m % tile.cta_m / tile.cta_m,
         "n_short": -problem.n % tile.out_n / tile.out_n,
         "k_short": -problem.k % tile.k_tile / tile.k_tile,
@@ -115,7 +119,7 @@ def _of_times(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule) -> d
     MMAs alone say."""
     in_bytes, steps = DTYPE_BYTES[problem.a_dtype], k_steps(tile, problem)
     mma = mma_cycles(tile, in_bytes, arch)
-    ctas_an_sm = max(1.0, num_tiles(tile, problem) * tile.cluster_k / arch.num_sms)
+    ctas_an_sm = max(1.0, num_tiles(tile, problem) * tile.cluster_ctas / arch.num_sms)
     memory = memory_bytes(tile, problem, arch) / memory_bytes_per_clk(arch)
     fill = latency = epilogue = 1.0
     if not tile.direct:

@@ -30,7 +30,8 @@ SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some 
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 
 DIRECT_FLOPS, DIRECT_BYTES = 2e9, 16e6  # of a product, assumed: some 10 us of our other kernels
-SWAPPED_ROWS = 4096  # at most so many rows were tried as columns of the transposed product (H200)
+SWAPPED_ROWS, SWAPPED_ROWS_OF_FEW = 4096, 512  # at most so many rows were tried as columns of the transposed product
+# (H200); the second where an epilogue, or operands of other than 2 bytes, have few such kernels
 
 TileLists = Mapping[str, tuple[Tile, ...]]
 
@@ -138,8 +139,9 @@ def _candidate(problem: Problem, tile: Tile, flips: bool, for_few_rows: bool = F
 def is_swappable(problem: Problem) -> bool:
     """Whether C^T = B^T A^T is worth a look, with the rows as an MMA's columns. An n-major b whose result TMA cannot
     store has to be padded or transposed anyhow."""
+    has_many = problem.epilogue.is_identity and DTYPE_BYTES[problem.a_dtype] == 2
     return (
-        problem.m <= SWAPPED_ROWS
+        problem.m <= (SWAPPED_ROWS if has_many else SWAPPED_ROWS_OF_FEW)
         and not problem.epilogue.is_gated
         and (is_tma_storable(problem) or problem.b_major == "k")
     )

@@ -14,9 +14,9 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.problem import Problem
 
 # Of k, up to which XLA has the product, and up to which it is compared; by what is done with operands. On an H200, of
-# random products (results/random): 12 of up to 32 took XLA 0.46 to 0.87 times as long as our kernels with TMA, 3 of up
-# to 128 that had to be padded 0.44 to 0.62 times; beyond, XLA's time depends on what it happens to choose.
-LIMITS = {"tma": (32, 128), "padded": (128, 800), "direct": (0, 0), "realigned": (0, 800)}
+# random products (results/random): 12 of up to 32 took XLA 0.46 to 0.87 times as long as our kernels with TMA; beyond,
+# XLA's time depends on what it happens to choose.
+LIMITS = {"tma": (32, 128), "padded": (32, 800), "direct": (0, 0), "realigned": (0, 800)}
 # Fitted to 25 of those that XLA computed in one kernel: most are within a fifth, none is much faster.
 START_US, TERM_US, MEMORY_SHARE = 1.2, 0.0075, 0.56
 TILE = 64  # rows and columns of its own; on all SMs at a time

@@ -19,7 +19,7 @@ from test_files import full_disk
 
 from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.recipe import Leaf, TensorMap
-from jax_bwgemm.facts.repack import PARAMS, Repack
+from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, tensor_maps
@@ -140,7 +140,7 @@ FLIP_FACTS = Facts("gemm_0", 53, 0, 256, FLIP_LEAVES, b"", "12.9.83")
     ],
 )
 def test_a_repack_is_refused(facts: dict[str, Any], opcodes: list[str], sentence: str | None) -> None:
-    compiled = dataclasses.replace(COMPILED, params=PARAMS, num_threads=256, smem_bytes=FLIP.smem_bytes)
+    compiled = dataclasses.replace(COMPILED, params=FLIP.params, num_threads=256, smem_bytes=FLIP.smem_bytes)
     counts = sass.count(opcodes, "repack")
     reason = refusals.why_refused(FLIP, compiled, dataclasses.replace(FLIP_FACTS, **facts), counts)  # type: ignore[arg-type]
     assert reason is None if sentence is None else re.search(sentence, reason or "")

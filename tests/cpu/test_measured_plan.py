@@ -37,7 +37,7 @@ def record(*times: tuple[str, float], problem: Problem = PROBLEM, swapped: bool 
 
 
 def planned(problem: Problem = PROBLEM, **settings: Any) -> Plan:
-    return plan(problem, H200, among=candidates(problem, H200, TILES, NARROW), **settings)
+    return plan(problem, H200, among=candidates(problem, H200, TILES, NARROW, {"hopper": ()}), **settings)
 
 
 def order(found: Plan) -> list[str]:
