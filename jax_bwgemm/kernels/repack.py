@@ -283,7 +283,8 @@ def compile_repack(repack: Repack, dump_dir: Path) -> Compiled:
     kernel = RepackKernel(repack)
     getattr(RepackKernel, repack.kind).set_name_prefix(repack.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     options = f"--gpu-arch {repack.target} --keep-ptx --keep-cubin --dump-dir={dump_dir}"
-    compiled = cute.compile(kernel, *(Int64(1) if size == 8 else Int32(1) for _, size in repack.params), options=options)
+    params = [Int64(1) if size == 8 else Int32(1) for _, size in repack.params]
+    compiled = cute.compile(kernel, *params, options=options)
     return Compiled(
         cubin=compiled.artifacts.CUBIN,
         ptx=compiled.artifacts.PTX,

@@ -29,7 +29,7 @@ from jax_bwgemm.ops.shape_rules import sizes_of
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.views import View
 
-# (context, kind of repack, values, avals, avals of the results) -> the repacked values, or None where there is no kernel.
+# (context, kind of repack, values, avals, avals of the results) -> the repacked values; None where there is no kernel.
 EmitRepack = Callable[[Any, str, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
 

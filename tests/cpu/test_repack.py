@@ -121,6 +121,10 @@ def test_an_unaligned_slice_is_repacked_from_where_it_is(repacks_dir):
     assert num_pads(text) == (1, 0) and "optimization_barrier" not in text
 
 
+def gated(x, w):
+    return jax_bwgemm.gated_matmul(x, w, w, activation="silu", on_fallback="error", device="h200")
+
+
 def apart(x, w):
     return jax.lax.scan(lambda c, v: (matmul(c, w), None), x, length=6)[0]
 
@@ -133,7 +137,7 @@ def apart(x, w):
         (apart, (X, SQUARE), 2),  # XLA may pad the weights once, before the loop
         (matmul, (array(4001, 1001), array(1001, 37)), 1),  # 8.3 MB in all: 2^23 bytes are 8.4 million
         (matmul, (array(4001, 1051), array(1051, 37)), 2),
-        (lambda x, w: jax_bwgemm.gated_matmul(x, w, w, activation="silu", on_fallback="error", device="h200"), (X, array(250, 1001)), 2),
+        (gated, (X, array(250, 1001)), 2),
     ],
 )
 def test_who_is_padded_together(repacks_dir, f, shapes, launches):

@@ -49,8 +49,12 @@ def test_hand_derived_time():
         (33, "padded", 100.0, "with operands that have to be padded, XLA is expected to take "),
         (800, "padded", 100.0, "with operands that have to be padded, XLA is expected to take "),
         (801, "padded", 100.0, None),
-        (8, "direct", 100.0, None),
-        (8, "realigned", 0.0, None),
+        (32, "direct", 0.0, "XLA is faster at sums of up to 32 products, got 32"),
+        (64, "direct", 0.0, None),
+        (64, "direct", 100.0, "XLA is expected to take "),
+        (65, "direct", 100.0, None),
+        (32, "realigned", 0.0, "with operands that have to be realigned, XLA is faster at sums of up to 32 products"),
+        (33, "realigned", 0.0, None),
         (800, "realigned", 100.0, "with operands that have to be realigned, XLA is expected to take "),
         (801, "realigned", 100.0, None),
     ],
@@ -58,6 +62,24 @@ def test_hand_derived_time():
 def test_where_xla_has_the_product(k, way, us, reason):
     found = short.why_xla(Problem(256, 256, k), way, us, H200)
     assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "way", "is_xlas"),
+    [
+        ((1, 2791, 1255), "padded", True),
+        ((417, 2, 978), "realigned", True),
+        ((11560, 5, 2073), "padded", True),
+        ((2343, 6, 2073), "padded", False),
+        ((3, 3782, 15323), "padded", False),  # more terms than XLA reads well
+        ((4096, 4, 4096 - 1032), "padded", False),  # only the few columns' rows are padded
+    ],
+)
+def test_thin_products_of_uneven_rows_are_xlas(sizes, way, is_xlas):
+    """As measured (results/random). `us`: whatever ours is predicted to take."""
+    reason = short.why_xla(Problem(*sizes), way, 0.0, H200)
+    assert (reason is not None) == is_xlas
+    assert reason is None or "XLA is faster with up to 5 rows or columns and 3200 products a sum, got " in reason
 
 
 def test_a_batch_and_an_epilogue_are_left_to_kernels():
