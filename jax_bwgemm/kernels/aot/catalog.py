@@ -96,8 +96,6 @@ HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_FEW = Tile(64, 64), Tile(64, 64, stream_k=True)  # rows, as many as an MMA has
 HOPPER_NARROW_FUSED = (
     *HOPPER_NARROW_BASE,
-    Tile(256, 32),
-    Tile(256, 64),
     Tile(64, 16, stream_k=True),
     Tile(64, 32, stream_k=True),
 )  # of few rows, with an epilogue
@@ -120,10 +118,17 @@ HOPPER_NARROW_ODD = (
     Tile(64, 32, stream_k=True),
 )  # of few rows
 HOPPER_TURNS = tuple(Tile(64, n, cluster_m=2, pingpong=True) for n in (64, 128))  # small tiles of any epilogue
+HOPPER_SHARING = (
+    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 128, cluster_m=4, pingpong=True),
+)  # small tiles in larger clusters, which read least from the L2 cache
 HOPPER_DEEP = Tile(64, 64, stream_k=True), Tile(64, 64, cluster_k=4)  # few tiles, long sums
 HOPPER_STREAMS = Tile(128, 192, cluster_m=2, stream_k=True), Tile(128, 256, cluster_m=2, stream_k=True)
-HOPPER_F16 = (*HOPPER_TURNS, Tile(64, 192, cluster_m=2, pingpong=True), *HOPPER_DEEP, *HOPPER_STREAMS)
+HOPPER_F16 = (HOPPER_TURNS[0], *HOPPER_SHARING, *HOPPER_DEEP, *HOPPER_STREAMS)
 HOPPER_F16_SWAPPED = (
+    Tile(64, 16, cluster_k=8),
+    *HOPPER_SHARING[1:],
     Tile(64, 16, stream_k=True),
     Tile(64, 32, stream_k=True),
     Tile(64, 32, cluster_m=2),
@@ -178,10 +183,10 @@ ROWS = {
         # What `bench --cover` says is worth its place beyond the base, in classes that have only that.
         Row(HOPPER_F16, SAME[1:], ALL_MAJORS[:3]),
         Row(HOPPER_F16_SWAPPED, SAME[1:], ("mk", "kk"), c_major="m"),
-        Row((*HOPPER_TURNS, HOPPER_DEEP[1]), BF16_OR_F32[1:], ALL_MAJORS[:3]),
+        Row((HOPPER_TURNS[0], *HOPPER_SHARING, HOPPER_DEEP[1]), BF16_OR_F32[1:], ALL_MAJORS[:3]),
         Row((*HOPPER_TURNS, HOPPER_DEEP[0]), SAME[1:], FORWARD, (BIAS, BIAS_GELU)),
         Row(HOPPER_DENSE_SWAPPED[:1], SAME[1:], ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
-        Row(HOPPER_TURNS, BF16_ONLY, FORWARD, (*DENSE, RELU, *RESIDUAL[:2])),
+        Row((HOPPER_TURNS[0], *HOPPER_SHARING[1:]), BF16_ONLY, FORWARD, (*DENSE, RELU, *RESIDUAL[:2])),
         Row(HOPPER_STREAMS, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_STREAMS[1:], BF16_ONLY, FORWARD, (RELU, GELU, SILU)),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
