@@ -11,7 +11,7 @@ import jax
 
 from jax_bwgemm.contract import why_not_ours
 from jax_bwgemm.facts.geometry import concurrent_clusters, num_tiles
-from jax_bwgemm.facts.padding import is_tma_storable, padded_shape, padding
+from jax_bwgemm.facts.padding import is_padded_together, is_tma_storable, padded_shape, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import reads_a_from_registers, workspace_bytes
 from jax_bwgemm.facts.tile import Tile
@@ -253,7 +253,8 @@ def _repacks(route: Route, plan: Plan, device: str | None, is_emulated: bool) ->
             was = {"a": "m", "b": "n"}[x]
             lines.append(f"{x} from {was}-major to {major}-major by {by}, predicted as {us:.1f} us on top")
         else:
-            lines.append(f"{x} padded by {by}" + (", or by XLA together with what makes it" if entry else ""))
+            one = " in one launch with the other operand" if is_padded_together(own) else ""
+            lines.append(f"{x} padded by {by}" + (f"{one}, or by XLA together with what makes it" if entry else ""))
     return tuple(lines)
 
 

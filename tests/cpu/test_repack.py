@@ -269,6 +269,9 @@ def test_under_vmap_and_in_shard_map(repacks_dir):
 def test_explained(repacks_dir):
     text = str(jax_bwgemm.explain(X, W, device="h200"))
     assert "first: a padded by sm_90a_pad_16bit, or by XLA together with what makes it" in text
+    both = str(jax_bwgemm.explain(X, array(250, 1001), device="h200"))
+    for x in "ab":
+        assert f"{x} padded by sm_90a_pad_16bit in one launch with the other operand, or by XLA" in both
     text = str(jax_bwgemm.explain(fp8(4096, 4096), fp8(4096, 8190), device="h200", out_dtype="bfloat16"))
     assert re.search(r"runs sm_90a_e4m3_e4m3_bf16_kkn_\S+_identity_threads, whose cubin", text)
     assert re.search(r"first: b from n-major to k-major by sm_90a_transpose_8bit, predicted as \d+\.\d us on top", text)
