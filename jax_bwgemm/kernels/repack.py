@@ -9,6 +9,9 @@
     exchange   transpose only: 4-byte words of 4/element rows through shared memory, one barrier, 16 bytes back
     store      aligned chunks of 16 bytes, zeros where the source has nothing
 
+A pad may have two sources, each with a result of its own: CTAs from `first_ctas` on are the second one's, and nothing
+else of them differs.
+
 Whoever could touch a byte outside the source, a thread of a pad or a CTA of a transpose, loads element by element
 instead; only those at the array's two ends can, and the last CTA is the first to start, so that none waits for it.
 
