@@ -24,6 +24,7 @@ from jax_bwgemm.planner.order import l2_hints, raster
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
+CORRECTED_TIE = 1.02  # where predictions are corrected
 POWER_US = 100.0  # from which on a tie is broken where predictions are corrected, too: bursts, which they are of, end
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
@@ -317,14 +318,16 @@ def _whole_us(candidate: Candidate) -> float:
 def _best(judged: tuple[Candidate, ...], arch: Arch, known: Calibration | None) -> Candidate:
     """Of candidates in order of preference, the first of which can be launched."""
     costs = [(c.cost, c) for c in judged if c.cost and c.reason is None]
-    if known and is_covered(costs[0][1].tile, costs[0][1].problem) and costs[0][0].us < POWER_US:
+    is_corrected = known is not None and is_covered(costs[0][1].tile, costs[0][1].problem)
+    if is_corrected and costs[0][0].us < POWER_US:
         return costs[0][1]  # what was measured of kernels alike says more than any rule for ties
+    tie = CORRECTED_TIE if is_corrected else TIE
     placed = [(cost, c) for cost, c in costs if c.tile.cluster_ctas <= SURE_CLUSTER_CTAS]
-    if placed and placed[0][0].us <= TIE * costs[0][0].us:
+    if placed and placed[0][0].us <= tie * costs[0][0].us:
         costs = placed
     if costs[0][1].tile.direct:  # too small for power to count
         return costs[0][1]
-    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= TIE * costs[0][0].us]
+    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= tie * costs[0][0].us]
     return min(tied, key=lambda entry: entry[:2])[-1]
 
 
