@@ -107,7 +107,7 @@ def evaluate(node: Node, known: Mapping[str, jax.Array]) -> jax.Array:
     if isinstance(node, Input):
         return known[node.role]
     if isinstance(node, Const):
-        return jnp.asarray(node.value, next(iter(known.values())).dtype)
+        return jnp.asarray(node.value, next((x.dtype for x in known.values()), jnp.float32))  # a slope may be constant
     return OPS[node.op](*(evaluate(arg, known) for arg in node.args))
 
 

@@ -37,6 +37,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "written out": (lambda acc: acc / (1 + jnp.exp(-acc)), ()),
     "an operand that is computed": (lambda acc, b: acc * jnp.exp(b - b.mean()), (BIAS,)),
     "a closure": (lambda acc: jax.nn.relu(acc + BIAS), ()),
+    "slopes that are constants": (lambda acc: jnp.negative(-acc), ()),
     "a jitted function": (jax.jit(lambda acc, b: jnp.tanh(acc) + b), (BIAS,)),
     "a number of NumPy's": (lambda acc: acc * np.float32(2) + np.asarray(1.0), ()),
     "a mask": (lambda acc, r: jnp.where(r > 0, acc, 0), (MATRIX,)),
