@@ -53,8 +53,9 @@ class Repack:
 
     def whole_params(self, given: Sequence[int], first_ctas: int) -> tuple[int, ...]:
         """Values of `params`, of which `given` has those of one source or of two."""
-        missing = len(self.params) - len(given) - 1
-        return (*given, *[0] * missing, first_ctas) if SOURCES[self.kind] > 1 else tuple(given)
+        if SOURCES[self.kind] == 1:
+            return tuple(given)
+        return (*given, *[0] * (len(self.params) - len(given) - 1), first_ctas)
 
     @property
     def smem_bytes(self) -> int:

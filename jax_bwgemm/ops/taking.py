@@ -221,19 +221,17 @@ def reshaped(value: Any, shape: tuple[int, ...]) -> Any:
 def _repack_all(ctx: Any, factors: Sequence[_Factor], repack: EmitRepack, together: bool) -> None:
     """Each as it is wanted. Pads have zeros behind the contiguous dimension: by repacks, two of them in one launch if
     they go `together`, or by XLA where that is no pass of its own."""
-    ours = [x for x in factors if x.kind == "pad" and not is_fusible(x.value, ctx.module_context.module.operation)]
-    size, known = SOURCES["pad"] if together else 1, [x for x in ours if is_static(x.wanted)]
-    groups = [known[i : i + size] for i in range(0, len(known), size)]
-    groups += [[x] for x in factors if x.kind == "transpose"]
-    for group in groups:
+    module, size = ctx.module_context.module.operation, SOURCES["pad"] if together else 1
+    ours = [x for x in factors if x.kind == "pad" and is_static(x.wanted) and not is_fusible(x.value, module)]
+    groups = [ours[i : i + size] for i in range(0, len(ours), size)]
+    for group in groups + [[x] for x in factors if x.kind == "transpose"]:
         avals = [reshape_aval(x.aval, x.aval.shape) for x in group]
         made = repack(ctx, group[0].kind, [x.value for x in group], avals, [x.wanted for x in group])
-        if made is None and group[0].kind == "transpose":
-            raise ValueError(f"a route that transposes requires a repack, got none for {group[0].aval.str_short()}")
-        for x, value in zip(group, made or (), strict=made is not None):
+        for x, value in zip(group, made, strict=True) if made else ():
             x.value, x.kind = value, ""
     for x in factors:
-        if x.kind == "pad":
+        if x.kind:
+            assert x.kind == "pad"  # a route transposes only what there is a repack for
             x.value = _padded_by_xla(ctx, x)
 
 

@@ -111,8 +111,8 @@ def is_covered(tile: Tile, problem: Problem) -> bool:
 
 
 def of(arch: Arch) -> Calibration | None:
-    """The one that ships for the family of `arch`, if that has the constants that it was fitted with. On 28 products
-    of an H100 choices lose 1.8 % with it and 2.7 % without, though it was fitted to an H200."""
+    """The one that ships for the family of `arch`, if that has the constants that it was fitted with: those of an H200
+    serve an H100, too (docs/architecture.md)."""
     found = _shipped(arch.family.name)
     return found if found and found.constants == arch.constants else None
 

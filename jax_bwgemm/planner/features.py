@@ -89,8 +89,8 @@ def _of_tile(tile: Tile, schedule: Schedule) -> dict[str, float]:
 
 
 def _of_tiles(tile: Tile, problem: Problem, arch: Arch) -> dict[str, float]:
-    """How the problem falls into them, which all CTAs of a cluster start with; `_short`: the part of the last tile that
-    lies outside."""
+    """How the problem falls into them; a cluster's CTAs start together. `_short`: the part of the last tile that lies
+    outside."""
     clusters, steps = num_tiles(tile, problem), k_steps(tile, problem)
     tiles_m, tiles_n = cluster_tiles(tile, problem)
     at_once = concurrent_clusters(tile, arch)

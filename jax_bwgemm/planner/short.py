@@ -15,11 +15,12 @@ from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import Problem
 
 # Of k, up to which XLA has the product, and up to which it is compared; by what is done with operands. On an H200, of
-# random products (results/random, times of ours in results/regret/h200_short.json) XLA was faster at 37 of 40 of up to
+# random products (results/random, times of ours in results/regret/h200_short.json) XLA was faster at 37 of 44 of up to
 # 32, by a fifth as a rule; beyond, its time depends on what it happens to choose.
 LIMITS = {"tma": (32, 128), "padded": (32, 800), "direct": (32, 64), "realigned": (32, 800)}
 # Rows or columns, and of how many terms, that XLA multiplies by vectors as it reads the other operand, which we would
-# read twice: of 7 such products it took 0.45 to 0.9 times as long. With more terms it is the slower one.
+# read twice: it took 0.49 to 0.94 times as long for six such products of more than 32 terms, and 1.06 times for one
+# (results/random, results/regret). With more terms it is the slower one.
 THIN, THIN_TERMS = 5, 3200
 # Fitted to 25 of those that XLA computed in one kernel: most are within a fifth, none is much faster.
 START_US, TERM_US, MEMORY_SHARE = 1.2, 0.0075, 0.56

@@ -112,6 +112,8 @@ def test_random_products_are_those_of_their_file() -> None:
     for name, own in groups.items():
         ratios = mean(row.to_default for row in own), mean(row.to_best for row in own)
         assert f"| {name} | {len(own)} | {' | '.join(ratios)} |" in PAGE, (name, len(own), ratios)
+    before = report.summary(report.load(RESULTS / "random/h200-1123.json").rows)
+    assert f"had {before.to_best:.3f} of best over its {before.rows} products" in " ".join(PAGE)
     worst, text = min(found, key=lambda row: row.to_best), " ".join(PAGE)
     num = sum(row.to_best < 0.85 for row in found)
     assert f"{num} of the {len(found)} are under 0.85, the least is {worst.to_best:.3f} ({worst.shape}" in text
