@@ -24,7 +24,8 @@ class Arithmetic:
     """Who computes: a kernel whose result is `coarse` has tanh.approx (2**-10.9, seen on an H200) in its activations;
     others have ex2.approx, lg2.approx and rcp.approx (2**-22, PTX ISA), within 2**-20 of themselves;
     `xla` writes a gelu as x * (1 + tanh(...)) / 2, which loses digits where that is small. `vectors`: by how much, for
-    its magnitude, a vector is rounded that is computed before the product, since it reads no sums and no matrix."""
+    its magnitude, a vector is rounded that is computed before the product, since it reads no sums and no matrix, but
+    maybe numbers."""
 
     coarse: bool = False
     xla: bool = False
@@ -71,7 +72,7 @@ def interval(
 
 
 def _is_vector(node: Node) -> bool:
-    return {x.place for x in inputs(node)} - {"scalar"} in ({"m"}, {"n"})
+    return {x.place for x in inputs(node)} - {"scalar", "one"} in ({"m"}, {"n"})
 
 
 def _exact(op: str, args: list[Interval]) -> Interval:
