@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"waiting for another build in {args.out}", file=sys.stderr)
 
     with _terminable(), progress_bar("kernels") as progress:
-        report = make.build(variants, args.out, args.jobs, progress, on_wait)
+        whole = () if args.only else targets
+        report = make.build(variants, args.out, args.jobs, progress, on_wait, whole)
     seconds = time.monotonic() - start
     print(f"{report.num_built} built, {report.num_kept} up to date, {len(report.failures)} refused: ", end="")
     print(f"{args.out} in {seconds:.1f} s")

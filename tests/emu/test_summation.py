@@ -132,7 +132,7 @@ def test_all_tiles_add_in_one_order(of: Variant, rows: slice) -> None:
 @pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(
     ("tile", "options"),
-    [(Tile(64, 64, cluster_k=2), {}), (Tile(64, 64, stream_k=True), {"max_clusters": 2, "stream": (1, 2)})],
+    [(Tile(64, 32, cluster_k=2), {}), (Tile(64, 64, stream_k=True), {"max_clusters": 2, "stream": (1, 2)})],
     ids=["split", "stream"],
 )
 def test_where_k_is_divided_the_order_is_another(tile: Tile, options: dict[str, Any]) -> None:

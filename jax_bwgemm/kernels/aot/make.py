@@ -13,7 +13,7 @@ import fnmatch
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from pathlib import Path
 
 from jax_bwgemm import _files, _processes
@@ -59,20 +59,30 @@ def build(
     jobs: int | None = None,
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
     on_wait: Callable[[], None] = lambda: None,
+    whole: Collection[str] = (),
 ) -> Report:
     """Brings `out` up to date for `variants`, after any other build there, for which `on_wait` is called.
 
     `jobs`: processes, one a CPU by default; 0 compiles in this one. The manifest lists current kernels only, also after
-    an interrupt. OSError where `out` cannot be written.
+    an interrupt. `whole`: targets of which `variants` are all; what else `out` has of them goes. OSError where `out`
+    cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     with _files.locked(out / LOCK_NAME, on_wait):
-        return _build(variants, out, _num_cpus() if jobs is None else jobs, progress)
+        return _build(variants, out, _num_cpus() if jobs is None else jobs, progress, whole)
 
 
-def _build(variants: Sequence[Kernel], out: Path, jobs: int, progress: Callable[[int, int], None]) -> Report:
+def _build(
+    variants: Sequence[Kernel], out: Path, jobs: int, progress: Callable[[int, int], None], whole: Collection[str]
+) -> Report:
     digests = {variant.name: sources.source_sha256(variant) for variant in variants}
-    current, own = up_to_date(out), listed(out) | digests.keys()
+    before = listed(out)
+    own = before | digests.keys()
+    current = {
+        name: entry
+        for name, entry in up_to_date(out).items()
+        if name in digests or _kernel_of(entry).target not in whole
+    }
     stale = [variant for variant in variants if variant.name not in current]
     built: dict[str, Entry | RepackEntry] = {}
     failures: list[Failure] = []
@@ -84,7 +94,7 @@ def _build(variants: Sequence[Kernel], out: Path, jobs: int, progress: Callable[
                 progress(len(built) + len(failures), len(stale))
     finally:
         entries = tuple((current | built).values())
-        if stale or not current:
+        if stale or current.keys() != before:
             write_manifest(out, entries, sources.dsl_version())
             _remove_stale(out, own, {entry.name for entry in entries})
     return Report(entries, tuple(failures), len(built), len(variants) - len(stale))
@@ -110,7 +120,11 @@ def _remove_stale(out: Path, own: set[str], kept: set[str]) -> None:
 
 
 def _is_current(entry: Entry | RepackEntry) -> bool:
-    return entry.source_sha256 == sources.source_sha256(entry.variant if isinstance(entry, Entry) else entry.repack)
+    return entry.source_sha256 == sources.source_sha256(_kernel_of(entry))
+
+
+def _kernel_of(entry: Entry | RepackEntry) -> Kernel:
+    return entry.variant if isinstance(entry, Entry) else entry.repack
 
 
 def _num_cpus() -> int:
