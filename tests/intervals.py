@@ -23,13 +23,12 @@ EXACT = ("max", "min", "neg", "abs", "gt", "ge", "eq", "where", "relu")
 class Arithmetic:
     """Who computes: a kernel whose result is `coarse` has tanh.approx (2**-10.9, seen on an H200) in its activations;
     others have ex2.approx, lg2.approx and rcp.approx (2**-22, PTX ISA), within 2**-20 of themselves;
-    `xla` writes a gelu as x * (1 + tanh(...)) / 2, which loses digits where that is small. `vectors`: by how much, for
-    its magnitude, a vector is rounded that is computed before the product, since it reads no sums and no matrix, but
-    maybe numbers."""
+    `xla` writes a gelu as x * (1 + tanh(...)) / 2, which loses digits where that is small. `before`: by how much, for
+    its magnitude, is rounded what is computed before the product, since it reads operands and no sums."""
 
     coarse: bool = False
     xla: bool = False
-    vectors: float = 0.0
+    before: float = 0.0
 
     def error(self, op: str, x: np.ndarray, value: np.ndarray) -> Any:
         """By how much a `value` of `op` may be wrong; x: its first argument's magnitude."""
@@ -66,13 +65,14 @@ def interval(
         args = [interval(arg, known, of, done) for arg in node.args]
         low, high = _exact(node.op, args)
         magnitudes = [np.maximum(np.abs(x), np.abs(y)) for x, y in (args[0], (low, high))]
-        error = of.error(node.op, *magnitudes) + of.vectors * _is_vector(node) * magnitudes[1]
+        error = of.error(node.op, *magnitudes) + of.before * _is_before(node) * magnitudes[1]
         done[node] = low - error, high + error
     return done[node]
 
 
-def _is_vector(node: Node) -> bool:
-    return {x.place for x in inputs(node)} - {"scalar", "one"} in ({"m"}, {"n"})
+def _is_before(node: Node) -> bool:
+    places = {x.place for x in inputs(node)} - {"scalar", "one"}
+    return bool(places) and "acc" not in places
 
 
 def _exact(op: str, args: list[Interval]) -> Interval:

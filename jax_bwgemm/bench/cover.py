@@ -2,7 +2,8 @@
 
 Over a stated distribution of products (`drawn`): what the best kernel that ships is predicted to lose to the best of
 all tiles in the planner's lists, by dtypes and epilogue; which kernels would be worth their place, the one of the
-greatest gain first; and which that ship the planner never chooses, on either device of a target.
+greatest gain first; and which that ship the planner never chooses, on either device of a target. Or, as if nothing
+shipped, which kernels to ship.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import heapq
 import math
 import random
 import statistics
@@ -74,19 +76,24 @@ class Drawn:
         return max(0.0, min([*mine, self.without_us]) / self.best_us - 1)
 
 
-def main(num: int, device: str, seed: int, budget: int) -> int:
-    """Prints the three lists, of `num` products a class and `budget` kernels that would be added."""
+def main(num: int, device: str, seed: int, budget: int, anew: bool = False) -> int:
+    """Prints the three lists, of `num` products a class and `budget` kernels that would be added; or, `anew`, what
+    `budget` kernels to ship in place of all that does, and the loss that they leave."""
     if num < 1 or budget < 0:
         raise ValueError(f"`--cover` requires at least 1 product of each class, got {num}, and a budget, got {budget}")
     arch = by_name(device)
     products = drawn(num, seed, arch)
-    ships = frozenset(catalogue(arch.targets))
-    print(f"{device}: predicted loss to the best tile of the planner's lists, by class")
-    for name, losses in by_class(products, ships).items():
-        print(f"  {name or ':bf16':<22} {len(losses):4} {_text(losses)}")
+    ships = frozenset[Variant]() if anew else frozenset(catalogue(arch.targets))
+    if not anew:
+        _print_losses(products, ships, device)
     print("kernels that would be worth their place, with the expected loss behind each")
+    named: list[Variant] = []
     for added, mean in additions(products, ships, budget):
         print(f"  {100 * mean:6.2f} % {added[0].name} and {len(added) - 1} of other majors")
+        named += added
+    if anew:
+        _print_losses(products, named, device)
+        return 0
     asked = [*dict.fromkeys([*(product.case for product in products), *cases()])]
     never = unused(asked, [own for own in ARCHS.values() if own.target == arch.target])
     print(f"{len(never)} of {len(ships)} kernels are chosen for none of {len(asked)} products")
@@ -144,23 +151,29 @@ def additions(
     whole = sum(CLASSES[name] for name in counts)
     shares = [CLASSES[product.class_name] / counts[product.class_name] / whole for product in products]
     losses = [product.loss(kept & product.times_us.keys()) for product in products]
-    rows = collections.defaultdict(set)
-    for product in products:
+    rows: dict[Variant, set[Variant]] = collections.defaultdict(set)
+    offers: dict[Variant, list[tuple[int, float]]] = collections.defaultdict(list)  # products, and their losses with it
+    for i, product in enumerate(products):
         for own in product.times_us.keys() - kept:
             rows[_row(own)].add(own)
-    while budget > 0:
-        gains: dict[Variant, float] = collections.defaultdict(float)
-        for product, share, loss in zip(products, shares, losses, strict=True):
-            for own, us in product.times_us.items():
-                gains[_row(own)] += share * max(0.0, loss - us / product.best_us + 1)
-        row = max(rows, key=lambda row: gains[row] / len(rows[row]), default=None)
-        if row is None or gains[row] <= 0:
+            offers[_row(own)].append((i, product.loss([own])))
+
+    def gain(row: Variant) -> float:
+        return sum(shares[i] * max(0.0, losses[i] - loss) for i, loss in offers[row]) / len(rows[row])
+
+    waiting = [(-gain(row), row.name, row) for row in rows]
+    heapq.heapify(waiting)
+    while budget > 0 and waiting:
+        _, name, row = heapq.heappop(waiting)
+        spared = gain(row)  # which has fallen since, maybe, and never rises
+        if waiting and spared < -waiting[0][0]:
+            heapq.heappush(waiting, (-spared, name, row))
+            continue
+        if spared <= 0:
             return
-        added = rows.pop(row)
-        losses = [
-            min(loss, product.loss(added & product.times_us.keys()))
-            for product, loss in zip(products, losses, strict=True)
-        ]
+        added = rows[row]
+        for i, loss in offers[row]:
+            losses[i] = min(losses[i], loss)
         budget -= len(added)
         yield (
             tuple(sorted(added, key=lambda own: own.name)),
@@ -223,6 +236,12 @@ def _case(kind: str, name: str, rng: random.Random) -> Case:
 
 def _size(rng: random.Random, step: int) -> int:
     return -(-round(2 ** rng.uniform(0, math.log2(LARGEST))) // step) * step
+
+
+def _print_losses(products: Sequence[Drawn], ships: Iterable[Variant], device: str) -> None:
+    print(f"{device}: predicted loss to the best tile of the planner's lists, by class")
+    for name, losses in by_class(products, ships).items():
+        print(f"  {name or ':bf16':<22} {len(losses):4} {_text(losses)}")
 
 
 def _text(losses: Sequence[float]) -> str:

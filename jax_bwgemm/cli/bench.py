@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cover", type=int, metavar="N", help="instead: what the catalogue lacks, N products a class")
     parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
     parser.add_argument("--budget", type=int, default=40, help="kernels that --cover names (default: %(default)s)")
+    parser.add_argument("--anew", action="store_true", help="of --cover: as if no kernel shipped")
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cover is not None:
         from jax_bwgemm.bench import cover
 
-        return cover.main(args.cover, args.device, args.seed, args.budget)
+        return cover.main(args.cover, args.device, args.seed, args.budget, args.anew)
     if args.meshes:
         from jax_bwgemm.bench import meshes
 

@@ -9,20 +9,17 @@ from jax_bwgemm.facts.tile import Tile
 
 HOPPER_BASE = (
     Tile(128, 256, cluster_m=2),
+    Tile(128, 128),
+    Tile(64, 64),
+)  # of any majors
+HOPPER_FURTHER = (
     Tile(128, 256),
     Tile(128, 192, cluster_m=2),
     Tile(256, 128, cluster_n=2),
     Tile(256, 128),
-    Tile(128, 128, cluster_m=2),
-    Tile(128, 128),
-    Tile(64, 256),
     Tile(64, 128),
-)
-HOPPER_FURTHER = (
-    Tile(128, 256, cluster_m=4),
-    Tile(128, 256, cluster_m=2, cluster_n=2),
+    Tile(128, 128, cluster_m=2),
     Tile(128, 128, cluster_m=2, pingpong=True),
-    Tile(128, 128, cluster_k=2),
     Tile(128, 128, cluster_k=4),
     Tile(128, 256, cluster_m=2, stream_k=True),
     Tile(128, 256, stream_k=True),
@@ -30,24 +27,20 @@ HOPPER_FURTHER = (
     Tile(128, 192, cluster_m=2, stream_k=True),
     Tile(128, 96, cluster_m=2, pingpong=True),
     Tile(128, 64),
-    Tile(64, 64),
     Tile(64, 64, stream_k=True),
     Tile(64, 64, cluster_m=2, pingpong=True),
     Tile(64, 64, cluster_k=4),
     Tile(64, 128, cluster_m=2, pingpong=True),
     Tile(64, 128, cluster_k=4),
     Tile(64, 192, cluster_m=2, pingpong=True),
-    Tile(128, 64, cluster_m=2, pingpong=True),
-    Tile(128, 96, pingpong=True),
+    Tile(128, 64, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_n=2, pingpong=True),
     Tile(128, 224, cluster_m=2),
     Tile(64, 32, cluster_m=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, pingpong=True),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster_m=4, pingpong=True),
     Tile(128, 160, cluster_m=4, pingpong=True),
     Tile(128, 192, pingpong=True),
-    Tile(128, 192, cluster_n=2, pingpong=True),
     Tile(192, 192, cluster_n=2),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
@@ -59,16 +52,11 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 128, cluster_n=2, stream_k=True),
-    Tile(128, 96, cluster_m=2),
 )  # for some shapes only
 # Small tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
 # two. At 8192 they take 0.99 to 1.04 times as long as 256x128 in a cluster, which 128x256 beats (4096: 1.05 to 1.23
 # times), and under load, at 690 W, all reach 658 to 670 TFLOP/s: reading less from the L2 cache saves no power.
-HOPPER_OF_OTHERS = (
-    Tile(64, 64, cluster_k=2),
-    Tile(128, 64, cluster_n=2, pingpong=True),
-)  # of operands of 1 or 4 bytes
 HOPPER_PROMOTED = (
     Tile(128, 128, cluster_m=2, promoted=True),
     Tile(128, 128, promoted=True),
@@ -93,41 +81,29 @@ HOPPER_NARROW_FURTHER = (
     Tile(256, 64),
     Tile(64, 16, stream_k=True),
     Tile(64, 32, stream_k=True),
-    Tile(64, 64, stream_k=True),
     Tile(128, 16, stream_k=True),
-    Tile(128, 32, stream_k=True),
-    Tile(128, 64, stream_k=True),
-    Tile(64, 16, cluster_k=2),
-    Tile(64, 16, cluster_k=4),
-    Tile(64, 32, cluster_k=2),
     Tile(64, 32, cluster_k=4),
-    Tile(64, 32, cluster_m=2),
-    Tile(128, 32, cluster_m=2),
-    Tile(64, 32, cluster_m=2, pingpong=True),
-    Tile(64, 32, cluster_m=4, pingpong=True),
-    Tile(64, 48, cluster_m=2, pingpong=True),
-    Tile(128, 32, cluster_m=4, pingpong=True),
+    Tile(64, 48, cluster_k=4),
     Tile(64, 16, cluster_k=8),
     Tile(64, 32, cluster_k=8),
     Tile(64, 48, cluster_k=8),
+    Tile(64, 32, cluster_m=2),
     Tile(64, 16, cluster_m=2, pingpong=True),
+    Tile(64, 32, cluster_m=2, pingpong=True),
+    Tile(64, 48, cluster_m=2, pingpong=True),
+    Tile(64, 32, cluster_m=4, pingpong=True),
+    Tile(128, 32, cluster_m=4, pingpong=True),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
-    Tile(64, 48, cluster_m=2),
 )
 HOPPER_SWAPPED = (
-    Tile(64, 32),
-    Tile(64, 64),
     Tile(64, 48, cluster_k=4),
     Tile(64, 80, cluster_k=4),
     Tile(64, 32, cluster_m=2, pingpong=True),
-    Tile(64, 48, cluster_n=2, pingpong=True),
     Tile(64, 96, cluster_m=4, pingpong=True),
     Tile(64, 112, cluster_k=2),
     Tile(64, 112, cluster_k=4),
     Tile(64, 208, cluster_k=2),
-    Tile(128, 64),
-    Tile(128, 64, pingpong=True),
     Tile(128, 80),
     Tile(128, 96),
     Tile(128, 112),
@@ -145,7 +121,6 @@ HOPPER_SWAPPED = (
     Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 128, cluster_m=4, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
-    Tile(128, 64, cluster_n=4, pingpong=True),
     Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 96, cluster_n=4, pingpong=True),
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
@@ -194,7 +169,7 @@ BLACKWELL_NARROW = (
 HOPPER_DIRECT = tuple(Tile(m, n, direct=True) for m, n in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 16)))
 
 SHIPPED_TILES = {
-    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_OF_OTHERS, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),
+    "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),
     "blackwell": (*BLACKWELL, *BLACKWELL_GATED, *BLACKWELL_SYMMETRIC),
 }  # for any product, as 2-byte operands have them: `k_tile` follows the dtype
 NARROW_TILES = {

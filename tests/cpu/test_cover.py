@@ -99,3 +99,26 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith("b200: predicted loss") and "kernels are chosen for none of" in text
     assert main(["bench", "--cover", "0"]) == 2
     assert "`--cover` requires at least 1 product of each class, got 0" in capsys.readouterr().err
+
+
+def test_anew_names_what_to_ship_and_what_it_loses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first kernel alone loses most; all that products want lose nothing."""
+    monkeypatch.setattr(cover, "CLASSES", {"": 1.0})
+    texts = []
+    for budget in ("1", "1000"):
+        assert main(["bench", "--cover", "3", "--anew", "--budget", budget]) == 0
+        texts.append(capsys.readouterr().out.splitlines())
+    one, all_of_them = texts
+    assert one[1] == all_of_them[1] and len(one) == 4 < len(all_of_them)
+    assert "mean   0.0 %" in all_of_them[-1] and "mean   0.0 %" not in one[-1]
+
+
+@pytest.mark.long
+def test_what_the_catalogue_loses_by_class() -> None:
+    """To the best of all tiles in the planner's lists, as predicted, of products that it was not chosen by."""
+    products = cover.drawn(24, 7, ARCHS["h200"])
+    ships = catalogue(["sm_90a"])
+    means = {name: sum(losses) / len(losses) for name, losses in cover.by_class(products, ships).items()}
+    assert means[""] < 0.01 and max(means.values()) < 0.12 and cover.expected(products, ships) < 0.04, means

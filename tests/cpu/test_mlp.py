@@ -155,7 +155,8 @@ def test_explain_says_what_a_block_runs(kernels_of_layers: None) -> None:
 def test_what_ships_is_what_layers_ask(target: str, activation: str) -> None:
     """For each epilogue of a block, forward and back, and weights of either major."""
     names = {variant.name for variant in catalogue([target])}
-    small, gated_small = Tile(128, 128), Tile(128, 128, gated=True)
+    is_hopper, gated_small = target == "sm_90a", Tile(128, 128, gated=True)
+    small = Tile(128, 128, cluster_m=1 + is_hopper, pingpong=is_hopper)
     wanted = [(gated_small, f(activation, True)) for f in (unit, kept)] + [(small, pullback(activation, True))]
     wanted += [(small, f(activation)) for f in (unit, kept, pullback)]
     for (tile, epilogue), majors in itertools.product(wanted, ("kn", "kk")):

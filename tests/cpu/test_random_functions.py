@@ -66,7 +66,7 @@ def test_results(epilogue: Epilogue, dtype: str, seed: int) -> None:
     product = Product(epilogue, dtype, dtype)
     operands, (a, b, *others) = given_to(product, seed)
     got = matmul(a, b, epilogue=function_of(product), operands=tuple(others))
-    product.check({"out": np.asarray(got)}, operands, Arithmetic(xla=True, vectors=HALF_ULP[dtype]))
+    product.check({"out": np.asarray(got)}, operands, Arithmetic(xla=True, before=HALF_ULP[dtype]))
 
 
 @settings(max_examples=rounds(60), deadline=None, derandomize=TIMES == 1)
@@ -82,7 +82,7 @@ def test_reductions(epilogue: Epilogue, dtype: str, seed: int) -> None:
         return y, y.sum(-1), y.max(-2)
 
     out, total, largest = map(np.asarray, matmul(a, b, epilogue=reducing, operands=tuple(others)))
-    of = Arithmetic(xla=True, vectors=HALF_ULP[dtype])
+    of = Arithmetic(xla=True, before=HALF_ULP[dtype])
     product.check({"out": out}, operands, of)
     low, high = (np.broadcast_to(x, SHAPE[:2]) for x in product.intervals(operands, of)["out"])
     slack = SHAPE[1] * 2.0**-24 * np.maximum(np.abs(low), np.abs(high)).sum(1)

@@ -17,7 +17,7 @@ from tests.emu.shipped import copy_alone, rewrite_ptx, why_missing
 SINGLE = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 INTEGER = Variant("sm_100a", "int8", "int8", "int32", "k", "k", Tile(128, 128, 128))
 PAIR = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(256, 256, cta_group=2, cluster_m=2))
-HOPPER = Variant("sm_90a", "float16", "float16", "float32", "m", "k", Tile(128, 128))
+HOPPER = Variant("sm_90a", "float16", "float16", "float32", "m", "n", Tile(128, 128))
 WHY_NOT = ffi.status() or next(filter(None, map(why_missing, (SINGLE, INTEGER, PAIR, HOPPER))), None)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 pytest.importorskip("rich", reason="tables are drawn with rich")
@@ -75,10 +75,10 @@ def test_integers_are_exact(capsys: Output) -> None:
 
 
 def test_hopper_batch_epilogue_majors_and_one_cluster(capsys: Output) -> None:
-    command = "emulate --arch sm_90a --shape 2*136x72x72 --dtype f16 --out-dtype f32 --majors mk --clusters 1"
+    command = "emulate --arch sm_90a --shape 2*136x72x72 --dtype f16 --out-dtype f32 --majors mn --clusters 1"
     assert main([*command.split(), "--schedule", "random", "--seeds", "2", "--device", "h100"]) == 0
     out = capsys.readouterr().out
-    assert "2x136x72x72 float16*float16->float32 a:m-major b:k-major identity on grid" in out
+    assert "2x136x72x72 float16*float16->float32 a:m-major b:n-major identity on grid" in out
     assert "│ random   │    2 │" in out
     for steps, kind in (("--alpha 0.5 --activation relu", "scale_bias_relu"), ("--activation gelu", "bias_gelu")):
         command = f"emulate --shape 40x72x72 --bias {steps} --schedule lazy --cta-group 1"

@@ -54,7 +54,9 @@ def names(f: Callable[[], Any]) -> list[str]:
     return [run.name for run in runs]
 
 
-@pytest.mark.parametrize(("target", "tile"), [("sm_100f", PAIR), ("sm_100f", SINGLE), ("sm_90a", HOPPER)])
+@pytest.mark.parametrize(
+    ("target", "tile"), [("sm_100f", PAIR), ("sm_100f", SINGLE), ("sm_90a", "128x256x64_cta1_cluster2x1")]
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_jit(target: str, tile: str, dtype: str) -> None:
     a, b = normal(0, 72, 136, dtype=dtype), normal(1, 136, 264, dtype=dtype)
