@@ -55,6 +55,7 @@ def kind(attempt: Attempt) -> tuple[bool, bool, str]:
 
 
 @fuzz
+@pytest.mark.long
 @settings(max_examples=rounds(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_chosen_does_not_depend_on_the_rows(data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ def test_meshes_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         meshes.main(ROUNDS, None, "")
 
 
+@pytest.mark.long
 def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every way of every kind of row, with the same result; a set of flags that jax does not know is left out."""
     rows = [collectives.Row(kind, 64, 48, 32) for kind in ("gather", "scatter", "mlp")]
@@ -78,7 +79,7 @@ def test_collectives_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         collectives.main(ROUNDS, None, "")
 
 
-@pytest.mark.parametrize("num", [1, 8])
+@pytest.mark.parametrize("num", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
     """The same losses whatever the flags, on one device and with the batch over eight."""
     monkeypatch.setattr(jax, "device_count", lambda: num)
@@ -91,6 +92,7 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> No
     assert max(row["losses"].values()) == pytest.approx(min(row["losses"].values()), rel=1e-3)
 
 
+@pytest.mark.long
 def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and with gradients, gated and biased: as the same written with `@`."""
     monkeypatch.setattr(layers, "FLAG_SETS", {"default": {}})  # a CPU knows no other

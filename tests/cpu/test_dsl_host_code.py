@@ -34,6 +34,8 @@ from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.launch import request
 from tests.cases import fused, has
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("cutlass", reason="needs CuTeDSL (the `build` extra)")
 
 HERE = pathlib.Path(__file__).parent

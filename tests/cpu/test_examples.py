@@ -18,6 +18,7 @@ def trained(steps: int, path: Path) -> dict[str, dict[str, Any]]:
     return digits.main(["--steps", str(steps), "--batch", "64", "--output", str(path)])
 
 
+@pytest.mark.long
 def test_both_learn_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses agree to what bfloat16 rounds at other places, and fall; the picture is there, the table last."""
     runs = trained(30, tmp_path / "losses.png")

@@ -64,6 +64,7 @@ def test_present_constants_lose_no_more_than_ties_on_their_own_times() -> None:
     assert fit.loss(NOW, H200, own) <= 1.3 * max(ties)  # a mean and 0.3 times a percentile, and no scatter
 
 
+@pytest.mark.long
 def test_the_search_comes_closer_and_changes_nothing() -> None:
     before, measured = dataclasses.replace(NOW), products(OTHER)
     improvements: list[float] = []

@@ -59,6 +59,7 @@ def given_to(product: Product, seed: int) -> tuple[dict[str, np.ndarray], list[A
     return operands, [jnp.asarray(given(role, x)) for role, x in operands.items()]
 
 
+@pytest.mark.long
 @settings(max_examples=rounds(300), deadline=None, derandomize=TIMES == 1)
 @given(epilogues(), st.sampled_from(["bfloat16", "float16", "float32"]), st.integers(0, 99))
 def test_results(epilogue: Epilogue, dtype: str, seed: int) -> None:

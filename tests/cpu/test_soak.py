@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 LOAD = Load(threads=2, largest=64)
 
 
+@pytest.mark.long
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(soak, "ROUNDS", 2)
     monkeypatch.setattr(soak, "HOST_SLACK_BYTES", 1 << 30)  # of a process that is still being warmed up

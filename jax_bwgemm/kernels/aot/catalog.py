@@ -32,13 +32,15 @@ BF16, F16, F32, S32 = "bfloat16", "float16", "float32", "int32"
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 Dtypes = tuple[str, str, str]
 
-ALL_MAJORS = ("kn", "kk", "mn", "mk")  # of a and b: forward passes and both gradients, of weights of either major
-FORWARD = ("kn", "kk")
-WEIGHTS = ("mn",)
+FORWARD = ("kn", "kk")  # of a and b: forward passes and the gradients of their inputs, of weights of either major
+WEIGHTS = ("mn",)  # whose gradients these are
+MAJORS = (*FORWARD, *WEIGHTS)
+ALL_MAJORS = (*MAJORS, "mk")
 HALF: tuple[Dtypes, ...] = tuple((x, x, out) for x in (BF16, F16) for out in (x, F32))
 BF16_ONLY: tuple[Dtypes, ...] = ((BF16, BF16, BF16),)
 BF16_OR_F32: tuple[Dtypes, ...] = (*BF16_ONLY, (BF16, BF16, F32))
 F16_ONLY: tuple[Dtypes, ...] = ((F16, F16, F16),)
+F16_OR_F32: tuple[Dtypes, ...] = (*F16_ONLY, (BF16, BF16, F32))
 CROSSED: tuple[Dtypes, ...] = ((BF16, BF16, F16), (F16, F16, BF16))
 SAME: tuple[Dtypes, ...] = (*BF16_ONLY, (F16, F16, F16))
 TF32: tuple[Dtypes, ...] = ((F32, F32, F32),)
@@ -240,14 +242,14 @@ def _few_columns(family: str) -> tuple[Tile, ...]:
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, (*SAME, (BF16, BF16, F32))),
-        Row(HOPPER_BASE[:2], ((F16, F16, F32),), ALL_MAJORS[:3]),
+        Row(HOPPER_BASE[:2], ((F16, F16, F32),), MAJORS),
         Row(HOPPER_FORWARD, BF16_ONLY, FORWARD),
         Row(HOPPER_OF_WEIGHTS, BF16_ONLY, WEIGHTS),
         Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_OF_WEIGHTS_SWAPPED, BF16_ONLY, ("mn", "kn"), c_major="m"),
-        Row(HOPPER_HALF, (*F16_ONLY, (BF16, BF16, F32)), ALL_MAJORS[:3]),
+        Row(HOPPER_HALF, F16_OR_F32, MAJORS),
         Row((Tile(128, 192, cluster_m=2),), ((BF16, BF16, F32),), WEIGHTS),
-        Row(HOPPER_HALF_SWAPPED, (*F16_ONLY, (BF16, BF16, F32)), ("mk", "kk"), c_major="m"),
+        Row(HOPPER_HALF_SWAPPED, F16_OR_F32, ("mk", "kk"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_DENSE, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
@@ -278,11 +280,11 @@ ROWS = {
         Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (*BACK, *UNITS_BACK, *OF_BIASES, *UNITS_OF_BIASES)),
         Row((SMALL,), F16_ONLY, FORWARD, KEPT),
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), store="threads"),
-        Row(HOPPER_ODD, BF16_ONLY, ALL_MAJORS[:3], store="threads"),
-        Row(HOPPER_ODD_HALF, (*F16_ONLY, (BF16, BF16, F32)), ALL_MAJORS[:3], store="threads"),
+        Row(HOPPER_ODD, BF16_ONLY, MAJORS, store="threads"),
+        Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
         Row(HOPPER_DIRECT, BF16_ONLY, store="threads"),
-        Row(HOPPER_DIRECT[:4], (*F16_ONLY, (BF16, BF16, F32)), ALL_MAJORS[:3], store="threads"),
+        Row(HOPPER_DIRECT[:4], F16_OR_F32, MAJORS, store="threads"),
         Row((*HOPPER_DIRECT[:2], HOPPER_DIRECT[3], HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
         Row((HOPPER_DIRECT[1], HOPPER_WIDE), BF16_ONLY, FORWARD, (RELU,), store="threads"),
         Row((HOPPER_DIRECT[1], *HOPPER_ODD_HALF[:2]), F16_ONLY, FORWARD, (BIAS, BIAS_GELU), store="threads"),
@@ -312,11 +314,11 @@ ROWS = {
     ),
     "blackwell": (
         Row((PAIR, SMALL), HALF),
-        Row(BLACKWELL_BASE, (*SAME, (BF16, BF16, F32)), ALL_MAJORS[:3]),
-        Row(tuple(tile for tile in BLACKWELL if tile not in (PAIR, SMALL, *BLACKWELL_BASE)), BF16_ONLY, ALL_MAJORS[:3]),
+        Row(BLACKWELL_BASE, (*SAME, (BF16, BF16, F32)), MAJORS),
+        Row(tuple(tile for tile in BLACKWELL if tile not in (PAIR, SMALL, *BLACKWELL_BASE)), BF16_ONLY, MAJORS),
         Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
-        Row(_few_columns("blackwell"), BF16_ONLY, ALL_MAJORS[:3]),
+        Row(_few_columns("blackwell"), BF16_ONLY, MAJORS),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, FUSED),
         Row((PAIR, SMALL), F16_ONLY, FORWARD, FUSED[:4]),
