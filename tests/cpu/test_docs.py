@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import fnmatch
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pages import DOCS, PAGES, ROOT, Block, blocks, commands, messages, name
 
 import jax_bwgemm
 from jax_bwgemm.cli import main as cli
+from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.runtime import config, record
 
 MOST_NOT_RUN = 3  # blocks that need a GPU: few enough to be read by a person
@@ -86,6 +88,13 @@ def test_commands_are_ours(page: Path, capsys: pytest.CaptureFixture[str]) -> No
             cli._parser().parse_args(shlex.split(command))
         except SystemExit as error:
             assert error.code == 0, f"{name(page)}: python -m jax_bwgemm {command}\n{capsys.readouterr().err}"
+
+
+def test_a_build_of_some_kernels_names_kernels() -> None:
+    text = "".join(page.read_text() for page in [*PAGES, ROOT / "CONTRIBUTING.md"])
+    globs = set(re.findall(r"--only '(.+?)'", text))
+    names = [variant.name for variant in catalogue()]
+    assert globs and all(fnmatch.filter(names, glob) for glob in globs), globs
 
 
 def test_targets_of_make_and_examples_exist() -> None:
