@@ -28,18 +28,19 @@ KERNELS = {
     "gated": _variant("sm_100f", Tile(128, 128, gated=True), kept("silu", is_gated=True)),
     "gated hopper": _variant("sm_90a", Tile(128, 256, cluster_m=2, gated=True), kept("silu", is_gated=True)),
     "kept": _variant("sm_100f", Tile(128, 128), kept("silu")),
-    "kept hopper": _variant("sm_90a", Tile(128, 128), kept("silu")),
     "back pair": _variant("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2), pullback("relu")),
     "back": _variant("sm_100f", Tile(128, 128), pullback("silu", is_gated=True)),
-    "back hopper": _variant("sm_90a", Tile(128, 128), pullback("silu", is_gated=True)),
 }
 COMPILED = {  # none ships
+    "kept hopper": _variant("sm_90a", Tile(128, 128), kept("silu")),
+    "back hopper": _variant("sm_90a", Tile(128, 128), pullback("silu", is_gated=True)),
     "rows": _variant("sm_100f", Tile(128, 64), SCALED),
     "rows hopper": _variant("sm_90a", Tile(128, 64), SCALED),
 }
 GATED_SM100, GATED_HOPPER = ("gated pair", "gated"), ("gated hopper",)
 GATED, ONE_CTA = GATED_SM100 + GATED_HOPPER, GATED_SM100[1:] + GATED_HOPPER
 KEPT = (*GATED, "kept", "kept hopper")
+SCALES = "rows", "rows hopper"
 READS_SM100, READS_HOPPER = ("back pair", "back"), ("back hopper",)
 READS, READS_TWO = READS_SM100 + READS_HOPPER, READS_SM100[1:] + READS_HOPPER
 
@@ -175,12 +176,12 @@ CARRIED = [
 ROWS = [
     Mutant(
         "rows past the end have a factor",
-        tuple(COMPILED),
+        SCALES,
         change(Near(r"min\.s32", to=Nth(ROW_LOAD)), r"min\.s32(.*), %r\d+;", r"mov.b32\1;"),
     ),
     Mutant(
         "a row's factor is a column's",
-        tuple(COMPILED),
+        SCALES,
         copy(Near(r"add\.s64", to=Nth(ROW_LOAD)), Near(r"add\.s64", to=Nth(r"ld\.global\.v")), r", %rd\d+,"),
     ),
 ]
