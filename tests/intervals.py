@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.bench.accuracy import FLOAT64
-from jax_bwgemm.facts.epilogue import Const, Input, Node, inputs
+from jax_bwgemm.facts.epilogue import Apply, Const, Input, Node, inputs
 
 Interval = tuple[np.ndarray, np.ndarray]  # of each element: the least and the largest
 ULP, TINY = 2.0**-24, 2.0**-120  # of float32, relative: half of one; more than what is flushed to zero
 DIPS = {"silu": -1.2784645427610738, "gelu": -0.7524613220960823, "gelu_exact": -0.7517915246935645}  # of the least
 RISING = ("exp", "log", "sqrt", "erf", "relu", "squared_relu", "leaky_relu", "sigmoid", "tanh")
+CUT = 3  # operations in one another: of a gelu's, with what is used twice twice, more than MAX_SIZE
 EXACT = ("max", "min", "neg", "abs", "gt", "ge", "eq", "where", "relu")
 
 
@@ -24,7 +25,8 @@ class Arithmetic:
     """Who computes: a kernel whose result is `coarse` has tanh.approx (2**-10.9, seen on an H200) in its activations;
     others have ex2.approx, lg2.approx and rcp.approx (2**-22, PTX ISA), within 2**-20 of themselves;
     `xla` writes a gelu as x * (1 + tanh(...)) / 2, which loses digits where that is small. `before`: by how much, for
-    its magnitude, is rounded what is computed before the product, since it reads operands and no sums."""
+    its magnitude, is rounded what is computed before the product, since it reads operands and no sums: a vector, and a
+    matrix behind several operations, which `ops.tracing.MAX_SIZE` may cut off."""
 
     coarse: bool = False
     xla: bool = False
@@ -72,7 +74,11 @@ def interval(
 
 def _is_before(node: Node) -> bool:
     places = {x.place for x in inputs(node)} - {"scalar", "one"}
-    return bool(places) and "acc" not in places
+    return places in ({"m"}, {"n"}) or ("mn" in places and "acc" not in places and _depth(node) >= CUT)
+
+
+def _depth(node: Node) -> int:
+    return 1 + max(map(_depth, node.args)) if isinstance(node, Apply) else 0
 
 
 def _exact(op: str, args: list[Interval]) -> Interval:

@@ -240,8 +240,10 @@ def _size(rng: random.Random, step: int) -> int:
 
 def _print_losses(products: Sequence[Drawn], ships: Iterable[Variant], device: str) -> None:
     print(f"{device}: predicted loss to the best tile of the planner's lists, by class")
-    for name, losses in by_class(products, ships).items():
+    kept = frozenset(ships)
+    for name, losses in by_class(products, kept).items():
         print(f"  {name or ':bf16':<22} {len(losses):4} {_text(losses)}")
+    print(f"  of all, by their shares {100 * expected(products, kept):.2f} %")
 
 
 def _text(losses: Sequence[float]) -> str:

@@ -49,7 +49,6 @@ HOPPER_FURTHER = (
     Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
     Tile(128, 96, cluster_n=4, pingpong=True),
-    Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 128, cluster_n=2, stream_k=True),
 )  # for some shapes only

@@ -111,8 +111,8 @@ def test_anew_names_what_to_ship_and_what_it_loses(
         assert main(["bench", "--cover", "3", "--anew", "--budget", budget]) == 0
         texts.append(capsys.readouterr().out.splitlines())
     one, all_of_them = texts
-    assert one[1] == all_of_them[1] and len(one) == 4 < len(all_of_them)
-    assert "mean   0.0 %" in all_of_them[-1] and "mean   0.0 %" not in one[-1]
+    assert one[1] == all_of_them[1] and len(one) == 5 < len(all_of_them)
+    assert all_of_them[-1].endswith(" 0.00 %") and not one[-1].endswith(" 0.00 %")
 
 
 @pytest.mark.long

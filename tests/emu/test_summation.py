@@ -103,7 +103,7 @@ SAME = {
         ("knn", Tile(128, 128, cluster_m=2, pingpong=True)),
         ("kkn", Tile(128, 128)),
         ("mnn", Tile(128, 128)),
-        ("mkm", Tile(128, 16)),
+        ("mkm", Tile(64, 16)),
         ("kkm", Tile(128, 32)),
     ],
     "sm_100f": [

@@ -111,16 +111,15 @@ HOPPER_ROWS = (
 )  # of few rows and of some more
 
 # A class of products has the tiles that are worth a kernel: they were added one by one, that first which spared most of
-# the loss to the best of all, over 19,000 products of `bench --cover` by their predicted times and over 1,391 by those
-# that an H200 took.
+# the loss to the best of all, by the predicted times of many products of `bench --cover` (`--anew`) and those of
+# results/regret, which an H200 took.
 HOPPER_FEW_COLUMNS = (
     Tile(64, 16, stream_k=True),
     Tile(64, 16, cluster_k=8),
     Tile(128, 32, cluster_m=4, pingpong=True),
 )
-HOPPER_OF_OTHERS = Tile(256, 128), SPLIT, Tile(128, 96, cluster_m=4, pingpong=True)
 HOPPER_FORWARD = (
-    *(tile for tile in HOPPER_FURTHER if tile not in HOPPER_OF_OTHERS),
+    *(tile for tile in HOPPER_FURTHER if tile not in (Tile(256, 128), SPLIT)),  # of odd rows, and of other bytes
     *HOPPER_FEW_COLUMNS,
     Tile(64, 32, cluster_k=4),
     Tile(64, 32, cluster_k=8),
@@ -231,8 +230,7 @@ HOPPER_SYRK_MN = tuple(
 
 def _few_rows(family: str) -> tuple[Tile, ...]:
     """And more, of the transposed product."""
-    tiles = dict.fromkeys((*NARROW_TILES[family], *SWAPPED_TILES[family]))
-    return tuple(tile for tile in tiles if tile != Tile(64, 16))
+    return tuple(dict.fromkeys((*NARROW_TILES[family], *SWAPPED_TILES[family])))
 
 
 def _few_columns(family: str) -> tuple[Tile, ...]:
