@@ -51,10 +51,9 @@ cuda::Result Launch(const cuda::Driver& driver, const JbwLaunchPlan& plan, cuda:
 
 Status LaunchError(const cuda::Driver& driver, const JbwLaunchPlan& plan, const std::string& variant, int device,
                    cuda::Result result) {
-  return Internal("the launch of `", variant, "` requires success, got ", driver.ErrorText(result), " on device ",
-                  device, " (grid ", plan.grid[0], "x", plan.grid[1], "x", plan.grid[2], ", ", plan.block[0],
-                  " threads, ", plan.smem_bytes,
-                  " bytes of shared memory): the cause may be an earlier kernel on this device");
+  const std::string sizes = Cat(" (grid ", plan.grid[0], "x", plan.grid[1], "x", plan.grid[2], ", ", plan.block[0],
+                                " threads, ", plan.smem_bytes, " bytes of shared memory)");
+  return cuda::LaunchError(driver, variant, device, result, sizes);
 }
 
 }  // namespace

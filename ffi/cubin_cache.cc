@@ -8,6 +8,8 @@
 namespace jbw {
 namespace {
 
+constexpr size_t kRoomToLoad = 64 << 20;  // bytes: a hundred times what a driver keeps of a kernel
+constexpr const char kFreeSome[] = ": free some, or let XLA take less of it (XLA_PYTHON_CLIENT_MEM_FRACTION)";
 constexpr int kMaxPortableClusterCtas = 8;  // CUDA C++ programming guide, thread block clusters
 
 struct Target {
@@ -118,6 +120,19 @@ Status AllowCluster(const cuda::Driver& driver, const KernelSpec& spec, cuda::Ke
                             ordinal, ", got ", driver.ErrorText(result));
 }
 
+// A device whose memory is used up has room for none, too, and the driver calls that a success (580, on an H100).
+Status NoRoom(const cuda::Driver& driver, const KernelSpec& spec, int ordinal) {
+  size_t free_bytes = 0, total_bytes = 0;
+  const cuda::Result result = driver.cuMemGetInfo(&free_bytes, &total_bytes);
+  if (result == cuda::kSuccess && free_bytes >= kRoomToLoad) {
+    return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", ClusterText(spec),
+                              " on device ", ordinal, ", got 0");
+  }
+  return ResourceExhausted("kernel `", spec.variant, "` requires memory to be loaded on device ", ordinal, ", got ",
+                           result == cuda::kSuccess ? Cat(free_bytes >> 20, " MiB free") : driver.ErrorText(result),
+                           kFreeSome);
+}
+
 // How many clusters the current context's device, `ordinal`, holds at once.
 Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::Function function, int ordinal,
                      int* num_clusters) {
@@ -126,8 +141,9 @@ Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::F
   *num_clusters = 0;
   const cuda::Result result = driver.cuOccupancyMaxActiveClusters(num_clusters, function, &config);
   if (result == cuda::kSuccess && *num_clusters > 0) return {};
+  if (result == cuda::kSuccess) return NoRoom(driver, spec, ordinal);
   return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", ClusterText(spec),
-                            " on device ", ordinal, ", got ", *num_clusters, ", ", driver.ErrorText(result));
+                            " on device ", ordinal, ", got ", driver.ErrorText(result));
 }
 
 }  // namespace
@@ -146,8 +162,12 @@ Library::~Library() {
 Status Library::Load(const cuda::Driver& driver, const std::string& cubin, const KernelSpec& spec) {
   driver_ = &driver;
   cuda::Result result = driver.cuLibraryLoadData(&handle_, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (result != cuda::kSuccess) handle_ = nullptr;
+  if (result == cuda::kOutOfMemory) {
+    return ResourceExhausted("kernel `", spec.variant, "` requires memory to be loaded, got ", driver.ErrorText(result),
+                             kFreeSome);
+  }
   if (result != cuda::kSuccess) {
-    handle_ = nullptr;
     return FailedPrecondition("kernel `", spec.variant, "` requires a driver that loads it, got ",
                               driver.ErrorText(result), " from a driver of CUDA ", driver.version / 1000, ".",
                               driver.version % 1000 / 10, ": update the driver");

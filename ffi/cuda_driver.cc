@@ -83,6 +83,16 @@ std::string Driver::ErrorText(Result result) const {
   return Cat(name, " (", meaning, ")");
 }
 
+Status LaunchError(const Driver& driver, const std::string& variant, int device, Result result,
+                   const std::string& sizes) {
+  if (result == kOutOfMemory) {
+    return ResourceExhausted("the launch of `", variant, "` requires memory, got ", driver.ErrorText(result),
+                             " on device ", device, sizes);
+  }
+  return Internal("the launch of `", variant, "` requires success, got ", driver.ErrorText(result), " on device ",
+                  device, sizes, ": the cause may be an earlier kernel on this device");
+}
+
 Status GetDriver(const Driver** driver) {
   static std::atomic<const Driver*> loaded{nullptr};  // never deleted: used until the process ends
   static std::mutex mutex;

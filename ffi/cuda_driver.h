@@ -39,7 +39,7 @@ struct LaunchConfig {
   uint32_t num_attributes;
 };
 
-inline constexpr Result kSuccess = 0;
+inline constexpr Result kSuccess = 0, kOutOfMemory = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4, kLaunchAttributeProgrammaticStreamSerialization = 6;
 inline constexpr int kFunctionAttributeMaxDynamicSmem = 8, kFunctionAttributeNonPortableClusterSize = 14;
 inline constexpr int kDeviceAttributeMajor = 75, kDeviceAttributeMinor = 76;
@@ -54,6 +54,7 @@ inline constexpr int kInterleaveNone = 0, kL2Promotion128 = 2, kOobFillZeros = 0
   X(cuDeviceGetAttribute, (int* value, int attribute, Device))                                                      \
   X(cuGetErrorName, (Result, const char**))                                                                         \
   X(cuGetErrorString, (Result, const char**))                                                                       \
+  X(cuMemGetInfo, (size_t* free_bytes, size_t* total_bytes))                                                        \
   X(cuLibraryLoadData, (Library*, const void* code, int* jit_options, void** jit_values, uint32_t num_jit,          \
                         int* options, void** values, uint32_t num_options))                                         \
   X(cuLibraryUnload, (Library))                                                                                     \
@@ -73,6 +74,10 @@ struct Driver {
 
   std::string ErrorText(Result result) const;  // "CUDA_ERROR_X (what it means)"
 };
+
+// Of a launch of `variant` that failed; `sizes` follow the device.
+Status LaunchError(const Driver& driver, const std::string& variant, int device, Result result,
+                   const std::string& sizes);
 
 // The process's driver, found once; where none could be loaded, the next call tries again. Environment
 // JAX_BWGEMM_LIBCUDA names another file than libcuda.so.1.

@@ -160,8 +160,7 @@ Status RepackCall::Execute(int device, cuda::Stream stream, void* const* pointer
   const cuda::Result result = driver->cuLaunchKernelEx(&config, kernel_->function(), params, nullptr);
   timer.AfterLaunch();
   if (result == cuda::kSuccess) return {};
-  return Internal("the launch of `", kernel_->spec().variant, "` requires success, got ", driver->ErrorText(result),
-                  " on device ", device, ": the cause may be an earlier kernel on this device");
+  return cuda::LaunchError(*driver, kernel_->spec().variant, device, result, "");
 }
 
 }  // namespace jbw

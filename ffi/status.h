@@ -14,6 +14,7 @@ namespace jbw {
 enum class Code : int {
   kOk = 0,
   kInvalidArgument = 3,     // the caller's fault
+  kResourceExhausted = 8,   // of memory: nobody's
   kFailedPrecondition = 9,  // the machine's
   kInternal = 13,           // ours
 };
@@ -62,6 +63,11 @@ Status InvalidArgument(const Parts&... parts) {
 template <typename... Parts>
 Status FailedPrecondition(const Parts&... parts) {
   return Status(Code::kFailedPrecondition, Cat(parts...));
+}
+
+template <typename... Parts>
+Status ResourceExhausted(const Parts&... parts) {
+  return Status(Code::kResourceExhausted, Cat(parts...));
 }
 
 template <typename... Parts>

@@ -20,7 +20,7 @@ needs = [
     pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status())),
     pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
 ]
-OK, INVALID_ARGUMENT, FAILED_PRECONDITION, INTERNAL = 0, 3, 9, 13
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL = 0, 3, 8, 9, 13
 NON_PORTABLE = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 VARIANT = "sm_90a_variant"
 CUBIN = b"\x7fELF" + bytes(range(256)) * 4

@@ -7,7 +7,18 @@ import pathlib
 import fake_machine
 import ffi_cases
 import pytest
-from fake_machine import CUBIN, FAILED_PRECONDITION, INTERNAL, INVALID_ARGUMENT, NON_PORTABLE, OK, VARIANT, A, Machine
+from fake_machine import (
+    CUBIN,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    NON_PORTABLE,
+    OK,
+    RESOURCE_EXHAUSTED,
+    VARIANT,
+    A,
+    Machine,
+)
 
 from jax_bwgemm.runtime import ffi
 
@@ -189,6 +200,39 @@ def test_execute_says_what_failed(machine: Machine, function: str, sentence: str
     machine.driver.fake_fail(function.encode(), 700)
     code, got = machine.execute(call)
     assert (code, sentence in got) == (INTERNAL, True), got
+
+
+OUT_OF_MEMORY = 2
+
+
+def test_a_device_without_memory_to_load_a_kernel(machine: Machine) -> None:
+    """Loading says so, or the driver has room for no cluster and calls it a success; it goes on when there is some."""
+    _, _, call = machine.create(ffi_cases.request())
+    machine.driver.fake_fail(b"cuLibraryLoadData", OUT_OF_MEMORY)
+    code, sentence = machine.initialize(call, ffi_cases.request())
+    assert code == RESOURCE_EXHAUSTED
+    assert "requires memory to be loaded, got CUDA_ERROR_FAKE (as told): free some" in sentence
+    machine.driver.fake_fail(b"cuLibraryLoadData", 0)
+    machine.driver.fake_set(b"clusters", 0)
+    machine.driver.fake_set(b"free_mib", 12)
+    code, sentence = machine.initialize(call, ffi_cases.request())
+    assert code == RESOURCE_EXHAUSTED
+    assert f"kernel `{VARIANT}` requires memory to be loaded on device 0, got 12 MiB free: free some" in sentence
+    machine.driver.fake_fail(b"cuMemGetInfo", OUT_OF_MEMORY)
+    code, sentence = machine.initialize(call, ffi_cases.request())
+    assert (code, "got CUDA_ERROR_FAKE (as told): free some" in sentence) == (RESOURCE_EXHAUSTED, True)
+    machine.driver.fake_set(b"clusters", 66)
+    assert machine.initialize(call, ffi_cases.request()) == (OK, "")
+
+
+def test_a_launch_without_memory(machine: Machine) -> None:
+    call = machine.ready(ffi_cases.request())
+    machine.driver.fake_fail(b"cuLaunchKernelEx", OUT_OF_MEMORY)
+    code, sentence = machine.execute(call)
+    assert code == RESOURCE_EXHAUSTED
+    assert f"the launch of `{VARIANT}` requires memory, got CUDA_ERROR_FAKE (as told) on device 0 (grid" in sentence
+    machine.driver.fake_fail(b"cuLaunchKernelEx", 0)
+    assert machine.execute(call) == (OK, "")
 
 
 @pytest.mark.parametrize("device", [-1, 2, 64])

@@ -14,6 +14,15 @@ from tests.gpu import sanitize, test_variants
 
 CLEAN = "ran x\nran y\n========= ERROR SUMMARY: 0 errors\n"
 RACE = "ran x\nran y\n========= Error: Race reported\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors)\n"
+BLAMED = """ran x
+ran y
+========= Potential invalid __shared__ read of size 16 bytes
+=========     at sm_90a_bf16_bf16_bf16_knm_64x16x64_cta1_cluster1x1x8_identity_0+0x2c50
+=========     by thread (224,0,0) in block (0,0,0)
+=========     Address 0x1000e00 is located in a block that might have already exited
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""  # as it said of a kernel that waits at barriers that it does not follow
 
 
 def test_a_sample_is_the_same_in_any_order() -> None:
@@ -25,7 +34,10 @@ def test_a_sample_is_the_same_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("text", "code", "clean"),
     [(CLEAN, 0, True), (CLEAN, 9, False), (RACE, 9, False), ("ran x\n", 0, False),
-     (CLEAN.replace("ran y\n", ""), 0, False), (CLEAN.replace("0 errors", "3 errors"), 0, False)],
+     (CLEAN.replace("ran y\n", ""), 0, False), (CLEAN.replace("0 errors", "3 errors"), 0, False),
+     (BLAMED, 9, True), (BLAMED.replace("1x1x8", "2x1"), 9, False), (BLAMED, 1, False),
+     (BLAMED.replace("might have already exited", "is not shared"), 9, False),
+     (BLAMED.replace("1 hazard ", "2 hazards "), 9, False)],
 )  # fmt: skip
 def test_verdicts(text: str, code: int, clean: bool) -> None:
     assert sanitize.is_clean(sanitize.verdict(text, code), 2) is clean

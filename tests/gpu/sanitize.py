@@ -7,9 +7,10 @@ in a batch of two, all at the same time. Ends with 1 if a tool reports an error.
 and what it has said by then is kept.
 
 racecheck follows cluster barriers, not arrivals at the barriers of other CTAs, by which the CTAs that divide k wait for
-each other before they go (`kernels/split_k`): on an H200 that was busy with other processes, it took one to read from a
-CTA that "might have already exited"; not so on an idle one (24 of 24 kernels clean), nor for the same kernel behind a
-cluster barrier.
+each other before they go (`drained` of `kernels/split_k`). On some runs on an H200 it took them to read from a CTA that
+"might have already exited"; never the same kernel behind a cluster barrier. That sentence about such a kernel, and no
+other, is counted apart, as `explained`. The emulator, whose rules `exit-in-flight` and `exited-cta` know both barriers,
+runs these kernels and mutants of them (tests/emu/test_hopper.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ from jax_bwgemm.facts.variant import Variant
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed)")
+EXPLAINED = re.compile(
+    r"^=+ Potential invalid __shared__ .*\n=+ +at \S+_cluster\d+x\d+x[248]_.*\n=+ +by thread .*\n"
+    r"=+ +Address \S+ is located in a block that might have already exited$",
+    re.MULTILINE,
+)
+ERRORS = 9  # the exit code that says that there are some
 KEPT_LINES = 40  # of a report
 LIMIT_S = 3000  # a sanitizer slows a kernel down by hundreds
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")  # of the tool, behind PATH
@@ -49,15 +56,18 @@ def sanitizer() -> str | None:
 
 def command(program: str, tool: str, names: Sequence[str]) -> list[str]:
     child = [sys.executable, "-m", "tests.gpu.sanitize", "--child", *names]
-    return [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", *child]
+    options = ["--error-exitcode", str(ERRORS), "--print-limit", "0", "--show-backtrace", "no"]
+    return [program, "--tool", tool, *options, "--target-processes", "all", *child]
 
 
 def verdict(text: str, code: int) -> dict[str, Any]:
-    """A tool's own count, and the lines of what it blames."""
+    """A tool's own count, without what is explained above, and the lines of what it blames."""
     counts = [int(next(filter(None, found), "0")) for found in SUMMARY.findall(text)]
-    blamed = [line for line in text.splitlines() if line.startswith("=========")]
+    explained = len(EXPLAINED.findall(text))
+    blamed = [line for line in EXPLAINED.sub("", text).splitlines() if line.startswith("=========")]
     return {
-        "errors": sum(counts) if counts else None,
+        "errors": sum(counts) - explained if counts else None,
+        "explained": explained,
         "exit_code": code,
         "ran": len(re.findall(r"^ran ", text, re.MULTILINE)),
         "report": blamed[:KEPT_LINES],
@@ -76,7 +86,8 @@ def run(program: Sequence[str], limit_s: float) -> dict[str, Any]:
 
 
 def is_clean(found: dict[str, Any], num: int) -> bool:
-    return found["errors"] == 0 and found["exit_code"] == 0 and found["ran"] == num
+    code = ERRORS if found["explained"] else 0
+    return found["errors"] == 0 and found["exit_code"] == code and found["ran"] == num
 
 
 def child(names: Sequence[str]) -> int:
@@ -128,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reports = pool.map(lambda tool: run(command(program, tool, names), args.limit), args.tools)
         tools = dict(zip(args.tools, reports, strict=True))
     for tool, found in tools.items():
-        print(f"{tool}: {found['ran']} of {len(names)} kernels ran, {found['errors']} errors")
+        explained = f", {found['explained']} explained" if found["explained"] else ""
+        print(f"{tool}: {found['ran']} of {len(names)} kernels ran, {found['errors']} errors{explained}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         content = {"machine": facts, "seed": args.seed, "variants": names, "tools": tools}

@@ -76,11 +76,12 @@ def test_two_sources(size: int) -> None:
     for pair in zip(SHAPES, SHAPES[::-1], strict=True):
         sources = [rng.integers(0, 256, (*shape, size), np.uint8).view(f"uint{8 * size}")[..., 0] for shape in pair]
         want = [expected(entry.repack, source, step) for source, step in zip(sources, (16, 128), strict=True)]
-        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in want]
+        dtype = jnp.dtype(DTYPES[size])  # which kernels take
+        results = [jax.ShapeDtypeStruct(x.shape, dtype) for x in want]
         said = ffi.as_hlo(attributes(entry, [x.shape for x in want], False))
-        got = jax.ffi.ffi_call(ffi.REPACK_NAME, results)(*map(jnp.asarray, sources), **said)
+        got = jax.ffi.ffi_call(ffi.REPACK_NAME, results)(*(jnp.asarray(x.view(dtype)) for x in sources), **said)
         for out, own in zip(got, want, strict=True):
-            np.testing.assert_array_equal(np.asarray(out), own, str(pair))
+            np.testing.assert_array_equal(np.asarray(out).view(own.dtype), own, str(pair))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,6 +109,7 @@ def relative_error(got: jax.Array, a: jax.Array, b: jax.Array) -> float:
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 7, 9), (127, 129, 131), (1023, 1021, 1019), (4095, 65, 33)])
+@pytest.mark.usefixtures("large_products")  # a direct kernel takes small ones as they are
 def test_a_product_of_odd_sizes(m: int, n: int, k: int) -> None:
     a, b = normal(0, m, k), normal(1, k, n)
     before = ffi.execute_count()
@@ -148,6 +150,7 @@ def test_int8_of_any_major_is_exact() -> None:
         np.testing.assert_array_equal(np.asarray(out), np.asarray(a, np.int64) @ np.asarray(b, np.int64))
 
 
+@pytest.mark.usefixtures("large_products")
 def test_a_chain_that_overlaps() -> None:
     """Each product starts while the one before may still run: a repack must wait for what it reads."""
     x, w = normal(0, 129, 129), normal(1, 129, 129) / 129**0.5
@@ -163,6 +166,7 @@ def test_a_chain_that_overlaps() -> None:
     assert all(np.array_equal(again[0], other) for other in again)
 
 
+@pytest.mark.usefixtures("large_products")
 def test_a_command_buffer_captures_repacks() -> None:
     """Eager, traced, then replayed: the third and fourth run execute no handler at all."""
     function = jax.jit(matmul, compiler_options={"xla_gpu_graph_min_graph_size": 1})
@@ -177,6 +181,7 @@ def test_a_command_buffer_captures_repacks() -> None:
     assert counts == [2, 2, 0, 0]
 
 
+@pytest.mark.usefixtures("large_products")
 def test_gradients_of_odd_sizes() -> None:
     a, b, ct = normal(0, 65, 33), normal(1, 33, 127), normal(2, 65, 127)
     d_a, d_b = jax.jit(lambda a, b, ct: jax.vjp(matmul, a, b)[1](ct))(a, b, ct)

@@ -115,11 +115,13 @@ def _check_expression(entry: Entry, shape: tuple[int, int, int, int], seed: int)
     rights = [b.astype(np.float64) if variant.b_major == "n" else b.astype(np.float64).swapaxes(1, 2) for b in bs]
     known = dict(zip(("acc", "up"), (left @ right for right in rights), strict=False))
     known |= dict(epilogue.scalars) | {
-        x.role: y.astype(np.float64) for x, y in zip(problem.extras, extras, strict=True)
+        x.role: (y if x.place != "mn" or variant.c_major == "n" else y.swapaxes(1, 2)).astype(np.float64)
+        for x, y in zip(problem.extras, extras, strict=True)
     }
     terms = 1 + sum(np.abs(x) for x in known.values())
     loss = 2.0**-9 if variant.out_dtype in COARSE_DTYPES else 2.0**-12
-    for got, (role, node) in zip(results, epilogue.results, strict=False):
+    for stored, (role, node) in zip(results, epilogue.results, strict=False):
+        got = stored if variant.c_major == "n" else stored.swapaxes(1, 2)
         want = evaluate(node, known)
         error = np.abs(np.asarray(got, np.float64) - want) / (
             HALF_ULP[variant.out_dtype] * np.abs(want) + loss * terms**2

@@ -46,7 +46,8 @@ static_assert(sizeof(RecordedMap) <= sizeof(TensorMap));
 
 std::mutex g_mutex;
 std::map<std::string, int> g_settings = {{"version", 13000}, {"major", 9}, {"minor", 0},
-                                         {"clusters", 66},   {"gpus", 2},  {"sms", 132}};
+                                         {"clusters", 66},   {"gpus", 2},  {"sms", 132},
+                                         {"free_mib", 1024}};
 std::map<std::string, int> g_failures, g_calls;
 int g_calls_until_failure = -1,
     g_nth_failure = 0;  // below 0: no call of any function fails
@@ -243,6 +244,13 @@ FAKE_EXPORT Result cuOccupancyMaxActiveClusters(int* num_clusters, Function, con
     if (Result failure = ReadAttributes(*config, g_occupancy_cluster, &pdl)) return failure;
   }
   *num_clusters = Setting("clusters");
+  return 0;
+}
+
+FAKE_EXPORT Result cuMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  FAKE_CALLED(cuMemGetInfo);
+  *free_bytes = static_cast<size_t>(Setting("free_mib")) << 20;
+  *total_bytes = size_t{80} << 30;
   return 0;
 }
 
