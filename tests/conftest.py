@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import pathlib
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -37,11 +39,15 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_reported()
 
 
+MOST_BYTES = 2 << 30  # of a worker, which would take 4 GB in the end
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _memory() -> Iterator[None]:
-    """What a module has compiled goes with it: all of it together takes 4 GB of each worker."""
+    """What a module has compiled serves the next ones, until it is too much."""
     yield
-    if jax := sys.modules.get("jax"):
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    if pages * resource.getpagesize() > MOST_BYTES and (jax := sys.modules.get("jax")):
         jax.clear_caches()
         gc.collect()
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what was freed

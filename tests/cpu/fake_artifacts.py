@@ -36,6 +36,19 @@ OTHER_DTYPES = (
     ("int8", "int8", "int32"),
 )  # without an epilogue
 
+USUAL = {  # tiles that have more than the plain product of bfloat16
+    "hopper": (
+        Tile(128, 256, cluster_m=2),
+        Tile(128, 128),
+        Tile(64, 128),
+        Tile(64, 64),
+        Tile(128, 128, cluster_m=2, pingpong=True),
+        Tile(128, 128, cluster_k=4),
+        *(tile for tile in SHIPPED_TILES["hopper"] if tile.promoted or tile.symmetric),
+    ),
+    "blackwell": SHIPPED_TILES["blackwell"],
+}
+
 
 def fake_entry(variant: Variant) -> Entry:
     tile, arch = variant.tile, arch_of(variant.target)
@@ -90,8 +103,8 @@ def write_fake_artifacts(directory: pathlib.Path, entries: Iterable[Entry | Repa
 
 
 def catalogue(targets: Iterable[str] = ("sm_90a", "sm_100f", "sm_100a")) -> list[Entry]:
-    """Every shipped tile, major and way to store: bfloat16 operands with three output dtypes and the epilogues above,
-    other dtypes without one. All that is legal of it."""
+    """Every shipped tile, major and way to store for bfloat16; usual tiles have float16 and float32 results and the
+    epilogues above, too, and other dtypes without one. All that is legal of it."""
     return [fake_entry(variant) for variant in _variants(targets) if why_not_variant(variant) is None]
 
 
@@ -123,6 +136,7 @@ def _variants(targets: Iterable[str]) -> Iterator[Variant]:
     ):
         if arch_of(target).target_of(a) != target:
             continue
-        for tile in SHIPPED_TILES[family_of(target).name]:
+        is_plain = (a, b, out, epilogue) == (*DTYPES[0], "identity")
+        for tile in (SHIPPED_TILES if is_plain else USUAL)[family_of(target).name]:
             own = dataclasses.replace(tile, k_tile=k_tile(a))
             yield Variant(target, a, b, out, a_major, b_major, own, fused(epilogue, c_major), c_major, store)

@@ -369,6 +369,7 @@ def test_a_row_that_fails_is_skipped_and_the_others_count(host_clock: None, monk
     assert result.skipped == {"8x8x8": "RESOURCE_EXHAUSTED: no memory"}
 
 
+@pytest.mark.long
 def test_every_peer_that_a_row_has(host_clock: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pallas in one row, with the configuration that counts, and not in others: shown, drawn and kept with reasons."""
     pytest.importorskip("matplotlib")

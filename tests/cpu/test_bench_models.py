@@ -79,7 +79,8 @@ def test_collectives_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         collectives.main(ROUNDS, None, "")
 
 
-@pytest.mark.parametrize("num", [1, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num", [1, 8])
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
     """The same losses whatever the flags, on one device and with the batch over eight."""
     monkeypatch.setattr(jax, "device_count", lambda: num)
@@ -112,6 +113,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert jax.numpy.allclose(g.astype("float32"), w.astype("float32"), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.long
 def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "OPTIONS", {"default": {}})  # a CPU knows no other
     path = tmp_path / "new" / "h200.json"

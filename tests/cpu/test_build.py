@@ -438,6 +438,7 @@ def test_real_kernels(real: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_real_repacks(tmp_path: Path) -> None:
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("needs nvidia-cutlass-dsl")

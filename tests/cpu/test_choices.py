@@ -38,6 +38,7 @@ def test_a_change_shows_as_its_two_lines() -> None:
     assert diff == [f"--- {GOLDEN.name}", "+++ now", f"-{before}", f"+{after}"]
 
 
+@pytest.mark.long
 def test_no_file_of_a_user_or_a_build_enters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAX_BWGEMM_TABLES", "JAX_BWGEMM_ARTIFACTS", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

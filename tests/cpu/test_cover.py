@@ -65,6 +65,7 @@ def test_unused() -> None:
     assert chosen in cover.unused([CASE], archs) and chosen not in cover.unused([one], archs)
 
 
+@pytest.mark.long
 def test_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a seed; of every class; of aligned sizes and others; gradients of plain products only."""
     assert sum(cover.CLASSES.values()) == pytest.approx(1) == sum(cover.KINDS.values())
@@ -83,6 +84,7 @@ def test_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
 BOUNDS = {"": 0.02, ":bias": 0.08, ":bias+gelu": 0.08, ":residual": 0.08, ":f16": 0.12, ":f16:bias": 0.2}
 
 
+@pytest.mark.long
 def test_what_the_catalogue_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound on the mean of a class, of products that it was not chosen by: who removes a kernel or adds a tile to the
     planner's lists sees what it costs."""

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-for _package in ("flax", "matplotlib", "optax", "rich", "sklearn"):
-    pytest.importorskip(_package)
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import digits  # noqa: E402
+Main = Callable[[list[str]], dict[str, dict[str, Any]]]
 
 
-def trained(steps: int, path: Path) -> dict[str, dict[str, Any]]:
-    return digits.main(["--steps", str(steps), "--batch", "64", "--output", str(path)])
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Main:
+    """What it imports takes seconds, which each process of a test run need not spend."""
+    for package in ("flax", "matplotlib", "optax", "rich", "sklearn"):
+        pytest.importorskip(package)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    found: Main = importlib.import_module("digits").main
+    return found
 
 
 @pytest.mark.long
-def test_both_learn_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_learn_the_same(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses agree to what bfloat16 rounds at other places, and fall; the picture is there, the table last."""
-    runs = trained(30, tmp_path / "losses.png")
+    runs = main(["--steps", "30", "--batch", "64", "--output", str(tmp_path / "losses.png")])
     assert len(runs) == 2
     for own in runs.values():
         plain, ours = own["plain Flax"], own["ours"]
@@ -49,7 +53,7 @@ def test_both_learn_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--emulate", "sm_80"], "invalid choice"),
     ],
 )
-def test_what_is_refused(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(main: Main, args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        digits.main(args)
+        main(args)
     assert sentence in capsys.readouterr().err

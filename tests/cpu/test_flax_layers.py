@@ -110,7 +110,7 @@ def linen_loss(layer: Any, x: jax.Array, **kwargs: Any) -> Callable[[Any], jax.A
     return lambda variables: (layer.apply(variables, x, **kwargs).astype(F32) ** 2).sum()
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, pytest.param(BF16, marks=pytest.mark.long)])
 @pytest.mark.parametrize("make, shape", LINEN.values(), ids=LINEN)
 def test_linen_is_flaxs(make: Any, shape: Any, dtype: Any) -> None:
     """Parameters bit for bit; values and gradients within rounding, from a checkpoint of either."""
@@ -294,6 +294,7 @@ def test_vmap() -> None:
     close(got, want, 1e-4)
 
 
+@pytest.mark.long
 def test_remat_and_scan() -> None:
     x = random(4, 16)
 

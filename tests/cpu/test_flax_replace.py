@@ -59,6 +59,7 @@ class Model(nnx.Module):
         return self.own(self.special(self.norm(y + self.attention(x))))
 
 
+@pytest.mark.long
 def test_nnx() -> None:
     model, x = Model(nnx.Rngs(0)), random(4, 16)
     kernel, want, structure = model.first.kernel, model(x), nnx.graphdef(model)
@@ -100,6 +101,7 @@ def test_layers_with_our_product_have_the_bias_too() -> None:
     assert result.replaced == {"": "Dense"}
 
 
+@pytest.mark.long
 def test_training_goes_on_where_a_model_is_changed() -> None:
     """An optimiser made before follows."""
     optax = pytest.importorskip("optax")
@@ -173,6 +175,7 @@ def test_a_layer_of_linen_is_a_model() -> None:
     close(result.model.apply(variables, x), layer.apply(variables, x))
 
 
+@pytest.mark.long
 def test_linen_inside_a_module() -> None:
     """The copy is a module like the other: named as it is, of another's fields, under remat and scan."""
     x = random(4, 16).astype(F32)

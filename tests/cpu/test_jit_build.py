@@ -315,6 +315,7 @@ def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
     assert "no-python" in jit_build.build_in_a_process(VARIANT, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_DSL, reason="needs CuTeDSL")
 def test_two_processes_at_once_build_for_real(real_cache_dir):
     """Each its own variant, into one directory: both are in the manifest, and whole."""

@@ -33,6 +33,7 @@ def directions(operands: list[jax.Array]) -> list[jax.Array]:
     return [jnp.cos(3 * x) for x in operands]
 
 
+@pytest.mark.long
 @each_layer
 def test_forward_mode(layer: Layer) -> None:
     """Of all operands, of each alone, linearised, compiled, and of many directions at once."""
@@ -52,6 +53,7 @@ def test_forward_mode(layer: Layer) -> None:
     close(*(jax.vmap(lambda dots, f=f: jax.jvp(f, operands, dots)[1])(many) for f in (ours, plain)))
 
 
+@pytest.mark.long
 @each_layer
 def test_second_derivatives(layer: Layer) -> None:
     """Forward over reverse, with what is kept computed again too; reverse over forward; reverse over reverse."""
@@ -74,6 +76,7 @@ def test_second_derivatives(layer: Layer) -> None:
         nearly(*(jax.jit(gradients(functools.partial(g, f=f), operands))(*operands) for f in (ours, plain)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", [dense, gated])
 def test_gradients_of_many(layer: Layer) -> None:
     """Of a mapped block, of which some operand is shared; and how these change."""

@@ -197,6 +197,7 @@ def test_an_index_that_lies_is_a_reason(change, sentence, packed):
     assert artifacts.verify_pack(packed, "sm_90a") != []
 
 
+@pytest.mark.long
 def test_it_is_opened_no_further_than_its_index_says(packed):
     repacked(packed, lzma.compress(bytes(2**27)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -158,7 +158,9 @@ def test_a_worker_whose_caller_is_gone_does_nothing(tmp_path):
 
 
 @needs_dsl
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [signal.SIGTERM, *(pytest.param(x, marks=pytest.mark.long) for x in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_a_build_that_is_ended_ends_all_of_it(tmp_path, end):
     """And leaves a manifest of what is done, if it may."""
     only = "sm_90a_bf16_bf16_bf16_knn_*_identity"

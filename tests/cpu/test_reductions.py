@@ -159,6 +159,7 @@ def test_derivatives(name: str, a: jax.Array) -> None:
     close(*twice, 1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_gradients_in_float64() -> None:
     """Of each function as JAX has it there: XLA's own, of the whole of it."""
@@ -177,6 +178,7 @@ def test_gradients_in_float64() -> None:
             close(list(narrow), wide, 1e-4), name
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vmap(name: str) -> None:

@@ -54,6 +54,7 @@ def test_products_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert kinds[0] != kinds[1]
 
 
+@pytest.mark.long
 def test_minutes_without_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside another process that has them."""
     monkeypatch.setattr(soak, "ROUNDS", 2)

@@ -16,6 +16,7 @@ from tests.cases import GATES
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation", GATES)
 def test_higher_derivatives_of_a_gate(activation):
     """Through the rounded input and the slope, in both modes."""

@@ -97,10 +97,11 @@ RESIDUAL_AXES = [
     (0, None, None, 0), (0, None, None, None), (None, 0, None, 1), (None, 0, None, None), (None, None, None, 2),
     (None, None, 0, None), (None, None, 0, 3), (0, 0, 0, 3), (1, 2, None, 2), (2, 1, None, None), (0, None, 0, 1),
 ]  # fmt: skip
+MAJORS = [cases.MAJORS[0], *(pytest.param(majors, marks=pytest.mark.long) for majors in cases.MAJORS[1:])]
 
 
 @pytest.mark.parametrize("in_axes", RESIDUAL_AXES, ids=str)
-@pytest.mark.parametrize("majors", cases.MAJORS, ids="".join)
+@pytest.mark.parametrize("majors", MAJORS, ids="".join)
 @pytest.mark.parametrize("batches", [(1, 1), (3, 3), (3, 1), (1, 3)], ids=str)
 def test_vmap_with_a_residual(in_axes, majors, batches):
     """Every way for the mapped axis to join the product's dimensions, and the residual with it."""

@@ -24,6 +24,12 @@ def variants(target: str) -> list[Variant]:
     return catalogue((target,))
 
 
+@functools.cache
+def why_any_missing(*targets: str) -> str | None:
+    """One sentence if a variant of theirs was not built; modules ask while they are collected."""
+    return next(filter(None, map(why_missing, catalogue(targets))), None)
+
+
 def why_missing(variant: Variant) -> str | None:
     """One sentence if the variant was not built."""
     found = artifacts.find(variant)

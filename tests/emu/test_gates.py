@@ -59,6 +59,7 @@ def operands(of: Variant, m: int, n: int, seed: int) -> tuple[np.ndarray, np.nda
     return a, b, rng.standard_normal(n).astype(DTYPES[of.out_dtype]) if has(of, "bias") else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", FORMS, ids=lambda of: of.name)
 def test_every_element(of: Variant) -> None:
     m, n = 2 * of.tile.cta_m + 19, of.tile.mma_n + (9 if of.store == "threads" else 16)

@@ -27,10 +27,10 @@ from jax_bwgemm.runtime import attempts, decision, emulated, ffi
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning
 from jax_bwgemm.runtime.decision import decide
 from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
-from tests.emu.shipped import copy_alone, rewrite_ptx, variants, why_missing
+from tests.emu.shipped import copy_alone, rewrite_ptx, why_any_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or why_any_missing("sm_100f", "sm_90a")
 pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
     pytest.mark.usefixtures("large_products"),
@@ -131,6 +131,7 @@ def test_a_bias_of_a_swapped_product(target: str, dtype: str, m: int, model_alon
     check_case(np.asarray(f(a, b, bias=bias)), want, case)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_a_gate_and_its_gradient(activation: str, target: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import jax_bwgemm
 from jax_bwgemm.runtime import emulated, ffi
-from tests.emu.shipped import variants, why_missing
+from tests.emu.shipped import why_any_missing
 
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or why_any_missing("sm_100f", "sm_90a")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),

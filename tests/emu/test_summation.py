@@ -21,14 +21,14 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner.plan import Candidate, candidates, why_not_invariant
 from tests.cases import DTYPES, fused
 from tests.emu.matmul import run_matmul
-from tests.emu.shipped import facts, module, variants, why_missing
+from tests.emu.shipped import facts, module, variants, why_any_missing
 from tests.invariance import Case, differing
 
 M, N, K = 20, 40, 208
 BITS = 8  # that the stand-in's sums keep
 BF16, F32 = "bfloat16", "float32"
 E4M3 = "float8_e4m3fn"
-WHY_NOT = next(filter(None, map(why_missing, variants("sm_90a") + variants("sm_100f"))), None)
+WHY_NOT = why_any_missing("sm_90a", "sm_100f")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 

@@ -14,9 +14,9 @@ from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.decision import Decision, decide
 from jax_bwgemm.runtime.emulated import kernel_of
 from tests.cases import relative_error
-from tests.emu.shipped import variants, why_missing
+from tests.emu.shipped import why_any_missing
 
-WHY_NOT = ffi.status() or next(filter(None, map(why_missing, variants("sm_100f") + variants("sm_90a"))), None)
+WHY_NOT = ffi.status() or why_any_missing("sm_100f", "sm_90a")
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -347,13 +348,18 @@ ROWS = {
 def catalogue(targets: Iterable[str] = TARGETS) -> list[Variant]:
     """Every variant of every target. A dtype that a target's tensor cores lack, or that another target has, is left
     out; else all must be legal."""
-    return [variant for target in targets for row in ROWS[family_of(target).name] for variant in _of_row(row, target)]
+    return [variant for target in targets for variant in _of_target(target)]
 
 
 def repacks(targets: Iterable[str] = TARGETS) -> list[Repack]:
     """Every repack of every target, but of those that only some dtypes' kernels have: any target of a device does."""
     own = [target for target in targets if arch_of(target).target == target]
     return [Repack(*fields) for fields in itertools.product(own, KINDS, ELEMENT_BYTES)]
+
+
+@functools.cache
+def _of_target(target: str) -> tuple[Variant, ...]:
+    return tuple(variant for row in ROWS[family_of(target).name] for variant in _of_row(row, target))
 
 
 def _of_row(row: Row, target: str) -> Iterator[Variant]:
