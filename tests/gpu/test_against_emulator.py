@@ -27,10 +27,10 @@ MMA_K_BYTES, MMA_ROUNDING, FP8_MMA_ROUNDING = 32, 2.0**-22, 2.0**-13  # as in te
 
 
 def chosen() -> list[Variant]:
-    """The whole catalogue of the target, where this GPU is a Hopper."""
+    """The whole catalogue of the target, where this GPU is a Hopper and the PTX came with the cubins."""
     if not isinstance(ARCH, Arch) or ARCH.target != "sm_90a":
         return []
-    return [v for v in variants("sm_90a") if not why_missing(v)]
+    return [v for v in variants("sm_90a") if not why_missing(v) and not isinstance(artifacts.find_ptx(v), str)]
 
 
 VARIANTS = chosen()
