@@ -120,20 +120,14 @@ Status AllowCluster(const cuda::Driver& driver, const KernelSpec& spec, cuda::Ke
                             ordinal, ", got ", driver.ErrorText(result));
 }
 
-// A device whose memory is used up has room for none, too, and the driver calls that a success (580, on an H100).
-Status NoRoom(const cuda::Driver& driver, const KernelSpec& spec, int ordinal) {
+// Whether the current context's device has no memory left to load a kernel.
+bool IsFull(const cuda::Driver& driver) {
   size_t free_bytes = 0, total_bytes = 0;
-  const cuda::Result result = driver.cuMemGetInfo(&free_bytes, &total_bytes);
-  if (result == cuda::kSuccess && free_bytes >= kRoomToLoad) {
-    return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", ClusterText(spec),
-                              " on device ", ordinal, ", got 0");
-  }
-  return ResourceExhausted("kernel `", spec.variant, "` requires memory to be loaded on device ", ordinal, ", got ",
-                           result == cuda::kSuccess ? Cat(free_bytes >> 20, " MiB free") : driver.ErrorText(result),
-                           kFreeSome);
+  return driver.cuMemGetInfo(&free_bytes, &total_bytes) == cuda::kSuccess && free_bytes < kRoomToLoad;
 }
 
-// How many clusters the current context's device, `ordinal`, holds at once.
+// How many clusters the current context's device, `ordinal`, holds at once. One that is full has room for none, and the
+// driver calls that a success (580, on an H100).
 Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::Function function, int ordinal,
                      int* num_clusters) {
   cuda::LaunchAttribute attribute = {};
@@ -141,9 +135,12 @@ Status CountClusters(const cuda::Driver& driver, const KernelSpec& spec, cuda::F
   *num_clusters = 0;
   const cuda::Result result = driver.cuOccupancyMaxActiveClusters(num_clusters, function, &config);
   if (result == cuda::kSuccess && *num_clusters > 0) return {};
-  if (result == cuda::kSuccess) return NoRoom(driver, spec, ordinal);
+  if (result == cuda::kOutOfMemory || (result == cuda::kSuccess && IsFull(driver))) {
+    return ResourceExhausted("kernel `", spec.variant, "` requires memory to be loaded on device ", ordinal,
+                             ", got less than ", kRoomToLoad >> 20, " MiB free", kFreeSome);
+  }
   return FailedPrecondition("kernel `", spec.variant, "` requires room for a cluster of ", ClusterText(spec),
-                            " on device ", ordinal, ", got ", driver.ErrorText(result));
+                            " on device ", ordinal, ", got ", *num_clusters, ", ", driver.ErrorText(result));
 }
 
 }  // namespace

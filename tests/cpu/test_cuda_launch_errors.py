@@ -217,10 +217,14 @@ def test_a_device_without_memory_to_load_a_kernel(machine: Machine) -> None:
     machine.driver.fake_set(b"free_mib", 12)
     code, sentence = machine.initialize(call, ffi_cases.request())
     assert code == RESOURCE_EXHAUSTED
-    assert f"kernel `{VARIANT}` requires memory to be loaded on device 0, got 12 MiB free: free some" in sentence
-    machine.driver.fake_fail(b"cuMemGetInfo", OUT_OF_MEMORY)
+    full = f"kernel `{VARIANT}` requires memory to be loaded on device 0, got less than 64 MiB free: free some"
+    assert full in sentence
+    machine.driver.fake_fail(b"cuMemGetInfo", 700)  # nobody knows
+    assert machine.initialize(call, ffi_cases.request())[0] == FAILED_PRECONDITION
+    machine.driver.fake_fail(b"cuOccupancyMaxActiveClusters", OUT_OF_MEMORY)
     code, sentence = machine.initialize(call, ffi_cases.request())
-    assert (code, "got CUDA_ERROR_FAKE (as told): free some" in sentence) == (RESOURCE_EXHAUSTED, True)
+    assert (code, full in sentence) == (RESOURCE_EXHAUSTED, True)
+    machine.driver.fake_fail(b"cuOccupancyMaxActiveClusters", 0)
     machine.driver.fake_set(b"clusters", 66)
     assert machine.initialize(call, ffi_cases.request()) == (OK, "")
 

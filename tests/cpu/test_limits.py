@@ -79,7 +79,7 @@ def launch(found: Plan) -> ffi.LaunchPlan:
 
 
 @fuzz
-@settings(max_examples=rounds(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())))
 def test_what_the_planner_accepts_is_launched(problem: Problem, arch: Arch) -> None:
     """Every candidate that is legal, not only the one that would be chosen."""

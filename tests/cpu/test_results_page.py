@@ -118,6 +118,8 @@ def test_random_products_are_those_of_their_file() -> None:
     assert f"{rule.rows} products of seed 4057, which had {rule.to_best:.3f} of best" in " ".join(PAGE)
     worst, text = min(found, key=lambda row: row.to_best), " ".join(PAGE)
     num = sum(row.to_best < 0.85 for row in found)
+    assert f"more than 3 % behind on {sum(row.to_best < 0.97 for row in found)} of {len(found)}" in text
+    assert f"{sum(bool(row.fallback) for row in found)} are XLA's in both columns" in text
     assert f"{num} of the {len(found)} are under 0.85, the least is {worst.to_best:.3f} ({worst.shape}" in text
 
 
