@@ -114,8 +114,9 @@ def _check_expression(entry: Entry, shape: tuple[int, int, int, int], seed: int)
     left = a.astype(np.float64) if variant.a_major == "k" else a.astype(np.float64).swapaxes(1, 2)
     rights = [b.astype(np.float64) if variant.b_major == "n" else b.astype(np.float64).swapaxes(1, 2) for b in bs]
     known = dict(zip(("acc", "up"), (left @ right for right in rights), strict=False))
+    turned = {x.role for x in epilogue.operands if x.place == "mn" and variant.c_major == "m"}
     known |= dict(epilogue.scalars) | {
-        x.role: (y if x.place != "mn" or variant.c_major == "n" else y.swapaxes(1, 2)).astype(np.float64)
+        x.role: (y.swapaxes(1, 2) if x.role in turned else y).astype(np.float64)
         for x, y in zip(problem.extras, extras, strict=True)
     }
     terms = 1 + sum(np.abs(x) for x in known.values())
