@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -166,3 +167,35 @@ def test_random_products_against_float64() -> None:
         f"{found['wrong']} wrong, {found['errors']} errors" in page and f"commit {fields['machine']['commit']}" in page
     )
     assert f"the largest error {found['worst_share_of_bound']:.3f} times its bound" in page
+
+
+def soak(name: str) -> Fields:
+    found: Fields = json.loads((RESULTS / "soak" / name).read_text())
+    return found
+
+
+@pytest.mark.parametrize(("name", "peer"), [("ours", "ours"), ("`jnp.matmul`", "xla")])
+def test_long_runs(name: str, peer: str) -> None:
+    found = soak("h100x2.json")
+    own = found[peer]
+    hosts = ", ".join(f"{own['rounds'][i]['host_bytes'] / 1e9:.2f}" for i in (0, -1))
+    kept = own["rounds"][-1]["device_bytes"]
+    counts = " | ".join(str(own[key]) for key in ("programs", "executions", "wrong", "errors"))
+    assert f"| {name} | {counts} | {hosts} | {kept} |" in PAGE
+    assert found["findings"] == [] and found["minutes"] == 15 and len(found["faults"]["exceptions"]) == 2
+
+
+def test_cases_of_batch_invariance() -> None:
+    parts = [soak(f"h100_batch_{first}.json") for first in (0, 7010)]
+    assert [part["cases"] for part in parts] == [[0, 7010], [7010, 10000]]
+    counts = collections.Counter[str]()
+    for kind in (kind for part in parts for kind in part["kinds"].values()):
+        counts.update(kind)
+    assert counts.keys() == {"same", "refused"}
+    assert f"{counts['same']} with the same bits, 0 with others, {counts['refused']} refused," in " ".join(PAGE)
+
+
+def test_sanitized_kernels() -> None:
+    found = soak("h100_sanitized.json")
+    assert len(found["variants"]) == 24 and found["seed"] == 5
+    assert all(tool["ran"] == 24 and tool["errors"] == 0 for tool in found["tools"].values())
