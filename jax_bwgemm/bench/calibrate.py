@@ -20,6 +20,7 @@ import numpy as np
 from jax_bwgemm.bench import regret
 from jax_bwgemm.bench.fit import Measured, load
 from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.calibration import LEAF, Calibration, Trees, row
 from jax_bwgemm.planner.cost import cost
@@ -47,9 +48,9 @@ class Kernels:
         whole: np.ndarray = self.measured_us + self.padding_us
         return whole
 
-    def reach(self, arch: Arch) -> float:
+    def reach(self, constants: Constants) -> float:
         """What is predicted of the fastest kernel, in times of the least that is predicted of any."""
-        predicted_us = self.measured_us * np.exp(-self.logs) + self.padding_us + arch.constants.launch_us
+        predicted_us = self.measured_us * np.exp(-self.logs) + self.padding_us + constants.launch_us
         found: float = predicted_us[int(self.wholes_us.argmin())] / predicted_us.min()
         return found
 
@@ -63,21 +64,23 @@ class Kernels:
 def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     """Prints the losses, and writes `out`, by default the calibration that ships."""
     files = [load(path) for path in paths]
-    arch, *others = dict.fromkeys(arch for arch, _ in files)
+    archs = list(dict.fromkeys(arch for arch, _ in files))
+    (family, constants), *others = dict.fromkeys((arch.family.name, arch.constants) for arch in archs)
     if others:
-        raise ValueError(f"`--calibrate` requires times of one device, got those of {arch.name} and {others[0].name}")
-    products = [kernels(product, arch) for _, measured in files for product in measured]
+        given = " and ".join(arch.name for arch in archs)
+        raise ValueError(f"`--calibrate` requires devices of one family and its constants, got {given}")
+    products = [kernels(product, arch) for arch, measured in files for product in measured]
     if len(products) < FOLDS:
         raise ValueError(f"`--calibrate` requires at least {FOLDS} measured products, got {len(products)}")
     model = [product.lost(np.zeros(len(product.logs))) for product in products]
     for label, losses in (("the model alone", model), ("calibrated by other products", crossed(products, seed))):
         said = ", ".join(f"{name} {100 * value:.2f} %" for name, value in regret.statistics(losses).items())
         print(f"{label}: {said} of {len(losses)} products")
-    farthest = max(product.reach(arch) for product in products)
+    farthest = max(product.reach(constants) for product in products)
     print(f"the fastest is predicted within {farthest:.2f} times the least; corrected up to {calibration.NEAR} times")
-    path = out or calibration.SHIPPED / f"{arch.family.name}.json"
+    path = out or calibration.SHIPPED / f"{family}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = Calibration(arch.family.name, arch.constants, Trees.of(grown(products, seed)))
+    found = Calibration(family, constants, Trees.of(grown(products, seed)))
     path.write_text(text(found, {path.name: len(measured) for path, (_, measured) in zip(paths, files, strict=True)}))
     print(f"wrote {path}")
     return 0

@@ -51,6 +51,8 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_n=4, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 128, cluster_n=2, stream_k=True),
+    Tile(128, 64, cluster_n=4, stream_k=True),
+    Tile(128, 160, cluster_m=2, stream_k=True),
 )  # for some shapes only
 # Small tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
@@ -124,6 +126,8 @@ HOPPER_SWAPPED = (
     Tile(128, 96, cluster_n=4, pingpong=True),
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
+    Tile(128, 64, cluster_n=4, stream_k=True),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),

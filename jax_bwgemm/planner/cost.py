@@ -173,7 +173,7 @@ def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule,
     start += c.stream_start_cycles if tile.stream_k else 0
     step = _step_cycles(tile, problem, arch, schedule, clock)
     main = k_steps(tile, problem) * step
-    rate, gate = store_rate(tile, problem, arch), gate_cycles(tile, problem, arch)
+    rate, gate = store_rate(tile, problem, arch, schedule.store), gate_cycles(tile, problem, arch)
     epilogue = commit_cycles(tile, arch)
     epilogue += epilogue_cycles(tile, out_bytes, arch, schedule.store, rate) + gate
     epilogue += box_cycles(tile, problem, arch) if schedule.store == "tma" else 0

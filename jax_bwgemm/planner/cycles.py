@@ -11,6 +11,7 @@ from jax_bwgemm.facts.resources import (
     WARPS_PER_WARPGROUP,
     column_halves,
     load_box,
+    segments,
     store_boxes,
     store_rows,
     storing_warps,
@@ -133,13 +134,24 @@ def box_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     return arch.constants.box_cycles * -(-store_boxes(tile, problem.out_dtype) // tile.cluster_k)
 
 
-def store_rate(tile: Tile, problem: Problem, arch: Arch) -> float:
+def store_rate(tile: Tile, problem: Problem, arch: Arch, store: str = "tma") -> float:
     """Bytes a clock at which a CTA stores: shared memory's rate, or its share of device memory's where all CTAs store,
-    load nothing meanwhile, and the L2 cache cannot take it."""
-    out_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
-    if arch.family.multiplies_while_storing or out_bytes <= arch.constants.retained * arch.l2_bytes:
-        return arch.constants.store_bytes_per_clk
-    return memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
+    load nothing meanwhile, and the L2 cache cannot take it. Where threads store, each piece of a row costs as if it had
+    `segment_bytes` more."""
+    size = DTYPE_BYTES[problem.out_dtype]
+    if arch.family.multiplies_while_storing or problem.batch * problem.m * problem.n * size <= _retained(arch):
+        rate = arch.constants.store_bytes_per_clk
+    else:
+        rate = memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
+    if store == "tma":
+        return rate
+    _, cols = segments(tile, problem.out_dtype, arch.target)
+    return rate / (1 + arch.constants.segment_bytes / (cols * size))
+
+
+def _retained(arch: Arch) -> float:
+    """Bytes of a result that the L2 cache takes as fast as they come."""
+    return arch.constants.retained * arch.l2_bytes
 
 
 def gate_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:

@@ -123,7 +123,7 @@ def _of_times(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule) -> d
     memory = memory_bytes(tile, problem, arch) / memory_bytes_per_clk(arch)
     fill = latency = epilogue = 1.0
     if not tile.direct:
-        rate = store_rate(tile, problem, arch)
+        rate = store_rate(tile, problem, arch, schedule.store)
         store = epilogue_cycles(tile, DTYPE_BYTES[problem.out_dtype], arch, schedule.store, rate)
         fill = fill_cycles(tile, problem, arch, schedule.stream.clusters) / mma
         latency = (load_latency(tile, in_bytes, arch) + mma) / schedule.stages / mma

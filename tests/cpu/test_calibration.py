@@ -108,8 +108,8 @@ def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     assert f"(90th percentile {p90s[0]} and {p90s[1]} %)" in page
 
 
-def test_what_an_h200_teaches_holds_for_an_h100() -> None:
-    """Over the products of 2-byte operands alone of its table."""
+def test_it_holds_for_an_h100() -> None:
+    """Over the products of 2-byte operands alone of its table, to none of which it was fitted."""
     arch = by_name("h100")
     records = measured.load(measured.shipped_path("h100")).records
     asked = [case.problem for case in explain_choices.cases() if case.dtype in ("bfloat16", "float16")]
@@ -215,10 +215,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert np.mean(after) < np.mean(before)
 
 
-def test_times_of_two_devices_are_refused(tmp_path: Path) -> None:
+def test_times_of_two_devices_of_a_family(tmp_path: Path) -> None:
+    """Each product has the features of its own device; other families, or other constants, are refused."""
     path, other = _some(tmp_path, 6), tmp_path / "other.json"
     other.write_text(path.read_text().replace('"arch": "h200"', '"arch": "h100"'))
-    with pytest.raises(ValueError, match="requires times of one device, got those of h200 and h100"):
+    assert calibrate.main([path, other], tmp_path / "out.json", 0) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["products"] == {"some.json": 6, "other.json": 6}
+    other.write_text(path.read_text().replace('"arch": "h200"', '"arch": "b200"'))
+    with pytest.raises(ValueError, match="requires devices of one family and its constants, got h200 and b200"):
         calibrate.main([path, other], tmp_path / "out.json", 0)
 
 

@@ -99,6 +99,8 @@ HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_STREAM = Tile(192, 128, cluster_n=2, stream_k=True)
 HOPPER_DEEP = Tile(64, 64, stream_k=True)  # few tiles, long sums
+HOPPER_DEEP_WIDE = Tile(128, 64, cluster_n=4, stream_k=True)
+HOPPER_STREAM_WIDE = Tile(128, 160, cluster_m=2, stream_k=True)
 HOPPER_SPLIT = Tile(64, 64, cluster_k=4)
 HOPPER_TURNS = Tile(128, 128, pingpong=True)
 HOPPER_WIDE = Tile(128, 96, cluster_n=4, pingpong=True)
@@ -120,7 +122,8 @@ HOPPER_FEW_COLUMNS = (
     Tile(128, 32, cluster_m=4, pingpong=True),
 )
 HOPPER_FORWARD = (
-    *(tile for tile in HOPPER_FURTHER if tile not in (Tile(256, 128), SPLIT)),  # of odd rows, and of other bytes
+    *(tile for tile in HOPPER_FURTHER if tile not in (Tile(256, 128), SPLIT, HOPPER_STREAM_WIDE)),  # of odd rows, of
+    # other bytes, and of weights' gradients
     *HOPPER_FEW_COLUMNS,
     Tile(64, 32, cluster_k=4),
     Tile(64, 32, cluster_k=8),
@@ -143,6 +146,8 @@ HOPPER_OF_WEIGHTS = (
     Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
     HOPPER_DEEP,
+    HOPPER_DEEP_WIDE,
+    HOPPER_STREAM_WIDE,
     HOPPER_SPLIT,
     *HOPPER_FEW_COLUMNS,
 )  # their gradients, whose sums run over the rows of both operands
@@ -153,6 +158,7 @@ HOPPER_OF_WEIGHTS_SWAPPED = (
     Tile(64, 32, cluster_m=4, pingpong=True),
     HOPPER_TALL,
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
 )
 HOPPER_HALF = (
     HOPPER_LARGE_STREAM,
@@ -163,6 +169,7 @@ HOPPER_HALF = (
     HOPPER_SHARING,
     HOPPER_TALL,
     HOPPER_DEEP,
+    HOPPER_DEEP_WIDE,
 )  # of float16, and with float32 results
 HOPPER_HALF_SWAPPED = (
     HOPPER_FEW,
