@@ -28,6 +28,8 @@ TILES = [
     SMALL,
     Tile(128, 32, cluster_m=2, stream_k=True),
     Tile(256, 32, cluster_n=2, stream_k=True),
+    Tile(64, 32, cluster_n=4, stream_k=True),
+    Tile(192, 32, cluster_m=2, cluster_n=2, stream_k=True),
     Tile(128, 64, stream_k=True),
     Tile(64, 96, stream_k=True),
     Tile(64, 256, stream_k=True),
