@@ -38,8 +38,8 @@ test: $(VENV)/test.stamp build
 test-all: test
 	$(PYTEST) -m long
 
-# The library under sanitizers and a failing driver, and much random input: 5 minutes of two cores.
-FUZZ := 10
+# The library under sanitizers and a failing driver, and much random input: 7 to 9 minutes of two cores.
+FUZZ := 8
 test-hard: $(VENV)/test.stamp $(LIBRARY)
 	$(BIN)/python -m pytest tests/hard -n auto --dist loadgroup
 	JAX_BWGEMM_FUZZ=$(FUZZ) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/cpu -m fuzz -n auto --dist worksteal
