@@ -101,3 +101,16 @@ def operand_matrix(chunks: np.ndarray, kind: str, mn_major: bool) -> np.ndarray:
     else:
         matrix = octets.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
     return matrix.T if mn_major else matrix
+
+
+def sums_of_products(a: np.ndarray, b: np.ndarray, is_integer: bool) -> np.ndarray:
+    """(rows of a, rows of b) over their common k: float32, or float64 of integers.
+
+    In float64, which has every product and all but the smallest parts of their sums, and rounded once: BLAS adds in an
+    order that depends on the CPU and on where an element lies, and float32 sums would show it. An MMA has one order.
+    """
+    sums: np.ndarray = a.astype(np.float64) @ b.astype(np.float64, copy=False).T
+    if is_integer:
+        return sums
+    with np.errstate(over="ignore"):  # an infinity, as in float32
+        return sums.astype(np.float32)

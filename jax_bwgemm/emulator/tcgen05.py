@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles
-from jax_bwgemm.emulator.descriptors import ELEMENT_BYTES, K_BYTES, operand_chunks, operand_matrix
+from jax_bwgemm.emulator.descriptors import ELEMENT_BYTES, K_BYTES, operand_chunks, operand_matrix, sums_of_products
 from jax_bwgemm.emulator.engine import AsyncOp
 from jax_bwgemm.emulator.mbarrier import barrier_in, check_async_init, complete_async
 from jax_bwgemm.emulator.memory import address_slot
@@ -186,13 +186,13 @@ def _note(w: Any, op: AsyncOp, parts: list[_Part], shadow_index: tuple[Any, ...]
 
 
 def _finish(desc: InstrDesc, parts: list[_Part], accumulate: bool) -> None:
-    """Products are exact in float32, summed over the MMA's K in float32, then added to D once."""
+    """Products are summed over the MMA's K, rounded to float32, and added to D once."""
     rows = desc.n // len(parts)  # the last of the 16 bytes may hold some that do not belong to it
-    b = np.concatenate([operand_matrix(p.cta.chunks[p.b], desc.b, desc.b_mn)[:rows] for p in parts])
+    b = np.concatenate([operand_matrix(p.cta.chunks[p.b], desc.b, desc.b_mn)[:rows] for p in parts]).astype(np.float64)
     for part in parts:
         source = part.cta.tmem.data if isinstance(part.a, tuple) else part.cta.chunks
         a = operand_matrix(np.ascontiguousarray(source[part.a]), desc.a, desc.a_mn)
-        product = a @ b.T
+        product = sums_of_products(a, b, desc.d_type == 2)
         if desc.negate_a != desc.negate_b:
             product = 0 - product  # a sum of zeros is +0
         _accumulate(part.cta.tmem.data, part.d_index, product, desc, accumulate)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
-from jax_bwgemm.emulator.descriptors import ELEMENT_BYTES, operand_chunks, operand_matrix
+from jax_bwgemm.emulator.descriptors import ELEMENT_BYTES, operand_chunks, operand_matrix, sums_of_products
 from jax_bwgemm.emulator.engine import AsyncOp
 from jax_bwgemm.emulator.syntax import Imm, Instr, Vec
 from jax_bwgemm.emulator.values import IN_FLIGHT, UNDEFINED
@@ -22,7 +22,6 @@ from jax_bwgemm.emulator.values import IN_FLIGHT, UNDEFINED
 Key = tuple[int, ...]
 _TOGETHER = (("bf16",), ("f16",), ("tf32",), ("e4m3", "e5m2"), ("s8", "u8"))  # types that A and B may have together
 _INT_COLS = (8, 16, 24, *range(32, 257, 16))
-_EXACT_CHUNKS = 16  # 16-byte pieces of k over which float32 sums of 8-bit products are exact: 256 * 255 * 255 < 2^24
 
 
 @dataclasses.dataclass
@@ -256,7 +255,8 @@ def _joint_b(cta: Any, run: list[_Mma]) -> np.ndarray:
     if found is None or found[0] != cta.version:
         if len(cache) > 16:
             cache.clear()
-        found = cache[key] = (cta.version, _joint(cta, [mma.b for mma in run], form.b, form.b_mn))
+        matrix = _joint(cta, [mma.b for mma in run], form.b, form.b_mn).astype(np.float64)
+        found = cache[key] = (cta.version, matrix)
     return found[1]
 
 
@@ -269,10 +269,7 @@ def _finish(cta: Any, state: WgmmaState, batch: list[_Mma]) -> None:
         while stop < len(batch) and _continues(batch[stop], first):
             stop += 1
         run = batch[start:stop]
-        a, b = _joint_a(cta, run), _joint_b(cta, run)
-        if first.form.integer and a.shape[1] > 16 * _EXACT_CHUNKS:
-            a, b = a.astype(np.float64), b.astype(np.float64)
-        product = a @ b.T
+        product = sums_of_products(_joint_a(cta, run), _joint_b(cta, run), first.form.integer)
         if first.form.negate:
             product = 0 - product  # a sum of zeros is +0
         _add(state, first, product)
