@@ -139,19 +139,14 @@ def store_rate(tile: Tile, problem: Problem, arch: Arch, store: str = "tma") -> 
     load nothing meanwhile, and the L2 cache cannot take it. Where threads store, each piece of a row costs as if it had
     `segment_bytes` more."""
     size = DTYPE_BYTES[problem.out_dtype]
-    if arch.family.multiplies_while_storing or problem.batch * problem.m * problem.n * size <= _retained(arch):
-        rate = arch.constants.store_bytes_per_clk
-    else:
+    is_kept = problem.batch * problem.m * problem.n * size <= arch.constants.retained * arch.l2_bytes
+    rate = arch.constants.store_bytes_per_clk
+    if not (is_kept or arch.family.multiplies_while_storing):
         rate = memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
     if store == "tma":
         return rate
     _, cols = segments(tile, problem.out_dtype, arch.target)
     return rate / (1 + arch.constants.segment_bytes / (cols * size))
-
-
-def _retained(arch: Arch) -> float:
-    """Bytes of a result that the L2 cache takes as fast as they come."""
-    return arch.constants.retained * arch.l2_bytes
 
 
 def gate_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:

@@ -21,6 +21,8 @@ from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, HOPPER_STREAM_WIDE, catalogue
 from jax_bwgemm.planner import calibration, measured
 from jax_bwgemm.planner.calibration import LEAF, Trees, row
 from jax_bwgemm.planner.cost import cost, roofline_us
@@ -28,6 +30,7 @@ from jax_bwgemm.planner.features import features, names
 from jax_bwgemm.planner.plan import plan
 
 ROOT = Path(__file__).parent.parent.parent
+HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
 H200 = by_name("h200")
 SHIPPED = [
@@ -127,6 +130,25 @@ def _of_what_ships(product: Measured) -> Measured:
     """Some tiles were withdrawn since."""
     kept = {(tile, flips): us for (tile, flips), us in product.times_us.items() if tile in SHIPPED[flips]}
     return dataclasses.replace(product, times_us=kept)
+
+
+def test_what_streams_in_clusters_of_four_gained() -> None:
+    """Among kernels that ship, as docs/hopper.md and the changelog say."""
+    large = Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True)
+    new = {str(tile) for tile in (HOPPER_DEEP_WIDE, HOPPER_STREAM_WIDE, large)}
+    ships = {variant.name for variant in catalogue(["sm_90a"])}
+    gained = []
+    for product in load(RESULTS / "h100_deep.json")[1]:
+        forms = {False: product.problem, True: product.problem.transposed}
+        times = [
+            (str(tile) in new, us)
+            for (tile, flips), us in product.times_us.items()
+            if variant_for(forms[flips], tile, "sm_90a").name in ships
+        ]
+        gained.append(1 - min(us for _, us in times) / min(us for is_new, us in times if not is_new))
+    faster = [x for x in gained if x > 0.015]
+    said = f"made {len(faster)} faster by {100 * min(faster):.0f} to {100 * max(faster):.0f} % on an H100"
+    assert f"of {len(gained)} products" in HOPPER_PAGE and said in HOPPER_PAGE
 
 
 def _said(arch: Arch, products: list[Measured], is_calibrated: bool) -> dict[str, float]:
