@@ -10,14 +10,16 @@ import pytest
 
 SCRIPT = """
 import json, sys, threading, time
+start = time.process_time()
 import jax, jax.numpy
+of_jax = time.process_time() - start
 sys.modules["cutlass"] = sys.modules["rich"] = sys.modules["flax"] = None  # importing one is an error
 before, threads, start = set(sys.modules), threading.active_count(), time.process_time()
 import jax_bwgemm
 seconds = time.process_time() - start
 import jax._src.xla_bridge as bridge
 print(json.dumps({
-    "seconds": seconds,
+    "share": seconds / of_jax,
     "threads": threading.active_count() - threads,
     "backends": bridge.backends_are_initialized(),
     "modules": sorted(set(sys.modules) - before),
@@ -29,13 +31,14 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def seen():
     runs = [
-        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(2)
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(4)
     ]
-    return json.loads(runs[-1].stdout)  # the second finds the byte code
+    seen = [json.loads(run.stdout) for run in runs[1:]]  # the first may compile byte code
+    return min(seen, key=lambda run: run["share"])  # others may be disturbed
 
 
 def test_cheap(seen):
-    assert seen["seconds"] < 0.3
+    assert seen["share"] < 0.6  # of what JAX's own import takes on the same machine: 0.4
 
 
 def test_quiet(seen):
