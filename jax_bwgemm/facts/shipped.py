@@ -15,7 +15,6 @@ HOPPER_BASE = (
 HOPPER_FURTHER = (
     Tile(128, 256),
     Tile(128, 192, cluster_m=2),
-    Tile(256, 128, cluster_n=2),
     Tile(256, 128),
     Tile(64, 128),
     Tile(128, 128, cluster_m=2),
@@ -52,7 +51,6 @@ HOPPER_FURTHER = (
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 128, cluster_n=2, stream_k=True),
     Tile(128, 64, cluster_n=4, stream_k=True),
-    Tile(128, 160, cluster_m=2, stream_k=True),
 )  # for some shapes only
 # Small tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
@@ -77,7 +75,6 @@ HOPPER_NARROW_BASE = (
 )
 HOPPER_NARROW_FURTHER = (
     Tile(64, 16),
-    Tile(256, 16),
     Tile(256, 32),
     Tile(256, 64),
     Tile(64, 16, stream_k=True),
@@ -90,7 +87,6 @@ HOPPER_NARROW_FURTHER = (
     Tile(64, 48, cluster_k=8),
     Tile(64, 32, cluster_m=2),
     Tile(64, 16, cluster_m=2, pingpong=True),
-    Tile(64, 32, cluster_m=2, pingpong=True),
     Tile(64, 48, cluster_m=2, pingpong=True),
     Tile(64, 32, cluster_m=4, pingpong=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
@@ -100,7 +96,6 @@ HOPPER_NARROW_FURTHER = (
 HOPPER_SWAPPED = (
     Tile(64, 48, cluster_k=4),
     Tile(64, 80, cluster_k=4),
-    Tile(64, 32, cluster_m=2, pingpong=True),
     Tile(64, 96, cluster_m=4, pingpong=True),
     Tile(64, 112, cluster_k=2),
     Tile(64, 112, cluster_k=4),
@@ -119,15 +114,12 @@ HOPPER_SWAPPED = (
     Tile(64, 48, cluster_k=8),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 128, cluster_m=4, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
     Tile(128, 96, cluster_m=4, pingpong=True),
-    Tile(128, 96, cluster_n=4, pingpong=True),
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
-    Tile(128, 64, cluster_n=4, stream_k=True),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),

@@ -26,6 +26,24 @@ from jax_bwgemm.kernels.row_store import Segments
 
 
 @dataclasses.dataclass(frozen=True)
+class TmaParts:
+    """A group's buffers (TMA, buffer) and the boxes of a matrix (TMA, box along m, along n, l), as `atom` moves them.
+    Made once: it costs the compiler more than the copies do."""
+
+    atom: cute.CopyAtom
+    smem: cute.Tensor
+    gmem: cute.Tensor
+
+    def store(self, buffer: int, at: Any) -> None:
+        """A buffer -> box `at`."""
+        cute.copy(self.atom, self.smem[None, buffer], self.gmem[None, *at])
+
+    def load(self, buffer: Any, at: Any, barrier: Any) -> None:
+        """Box `at` -> a buffer."""
+        cute.copy(self.atom, self.gmem[None, *at], self.smem[None, buffer], tma_bar_ptr=barrier)
+
+
+@dataclasses.dataclass(frozen=True)
 class Boxes:
     """`groups` of warps store on their own, each box of `rows` by `cols` through one of its `buffers`.
 
@@ -90,13 +108,13 @@ class Boxes:
         one = cute.slice_(self.layout(1, 1), (None, None, 0))
         return cpasync.make_tiled_tma_atom(op, matrix, one, self.shape)[0]
 
-    def tma_parts(self, atom: cute.CopyAtom, own: cute.Tensor, matrix: cute.Tensor, at: Any) -> tuple[Any, Any]:
-        """A group's buffers (TMA, buffer), and box `at` of a matrix (TMA), as the atom moves them."""
-        box = cute.local_tile(matrix, self.shape, at)
+    def tma_parts(self, atom: cute.CopyAtom, own: cute.Tensor, matrix: cute.Tensor) -> TmaParts:
+        """`own`: a group's buffers (rows, cols, buffer); `matrix`: (m, n, l)."""
+        all_boxes = cute.local_tile(matrix, self.shape, (None, None, None))  # (rows, cols, box along m, along n, l)
         smem, gmem = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(box, 0, 2)
+            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(all_boxes, 0, 2)
         )
-        return smem, gmem
+        return TmaParts(atom, smem, gmem)
 
 
 def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:

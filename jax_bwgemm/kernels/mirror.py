@@ -14,7 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from jax_bwgemm.kernels.boxes import Boxes
+from jax_bwgemm.kernels.boxes import Boxes, TmaParts
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.operands import coordinate_tensor
 from jax_bwgemm.kernels.outlets import StoreGroup, TmaOutlet
@@ -23,21 +23,18 @@ from jax_bwgemm.kernels.params import Params
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """A store group's way from its buffers, `own` (rows, cols, buffer) of m-major boxes, through `atom` to `matrix`
-    (m, n, l). `span`: rows and columns of a cluster tile."""
+    """A store group's way from its buffers of m-major boxes to the result. `span`: rows and columns of a cluster
+    tile."""
 
     boxes: Boxes
-    own: cute.Tensor
-    atom: cute.CopyAtom
-    matrix: cute.Tensor
+    parts: TmaParts
     span: int
 
     @cute.jit
     def send(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
         """A buffer -> the image of the box `at` (m, n, l), by one warp; nothing on the diagonal."""
         if at[0] * self.boxes.rows // self.span != at[1] * self.boxes.cols // self.span:
-            Cs, Cg = self.boxes.tma_parts(self.atom, self.own, self.matrix, at)
-            cute.copy(self.atom, Cs[None, buffer], Cg)
+            self.parts.store(buffer, at)
 
 
 def images_of(facts: GemmFacts, params: Params, sC: cute.Tensor, group_idx: Any) -> tuple[Image, ...]:
@@ -46,7 +43,8 @@ def images_of(facts: GemmFacts, params: Params, sC: cute.Tensor, group_idx: Any)
     if boxes is None:
         return ()
     matrix = coordinate_tensor(False, sizes.m, sizes.n, sizes.batch)
-    return (Image(boxes, boxes.own(boxes.over(sC), group_idx), params.maps.c[1], matrix, facts.tile.span[0]),)
+    parts = boxes.tma_parts(params.maps.c[1], boxes.own(boxes.over(sC), group_idx), matrix)
+    return (Image(boxes, parts, facts.tile.span[0]),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,4 +58,4 @@ class MirrorOutlet(TmaOutlet):
 
 
 def mirror_outlet(image: Image, group: StoreGroup, r2s: Any, Rs: cute.Tensor) -> MirrorOutlet:
-    return MirrorOutlet(image.boxes, group, r2s, Rs, image.own, image.atom, image.matrix, image)
+    return MirrorOutlet(image.boxes, group, r2s, Rs, image.parts, image)

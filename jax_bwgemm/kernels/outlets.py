@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.boxes import Boxes
+from jax_bwgemm.kernels.boxes import Boxes, TmaParts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +76,14 @@ def of_outlet(rounded: cute.Tensor, outlet: Outlet) -> cute.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TmaOutlet:
-    """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of sC, the group's buffers (rows, cols,
-    buffer); from there through `atom` to mC (m, n, l), by the store warp."""
+    """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of the group's buffers; from there to the
+    result by `parts`, of the store warp."""
 
     boxes: Boxes
     group: StoreGroup
     r2s: Any
     Rs: cute.Tensor
-    sC: cute.Tensor
-    atom: cute.CopyAtom
-    mC: cute.Tensor
+    parts: TmaParts
 
     @property
     def fragment(self) -> Any:
@@ -110,8 +108,7 @@ class TmaOutlet:
 
     def send(self, at: Any, buffer: int) -> None:
         """A buffer -> the result's box `at`, by one warp."""
-        Cs, Cg = self.boxes.tma_parts(self.atom, self.sC, self.mC, at)
-        cute.copy(self.atom, Cs[None, buffer], Cg)
+        self.parts.store(buffer, at)
 
     @cute.jit
     def finish(self) -> None:

@@ -127,12 +127,15 @@ def write(
         _, shift = rows.begin(seg.result_row(row + first), seg)
         pair = lane % 4 + shift // 2
         late, byte = pair // 4, pair % 4 * (2 * seg.elem_bytes)
+        is_late = [late == j for j in range(1, 1 + max(1, CHUNK_BYTES // seg.group_bytes))]
+        own = [pairs[2 * i + half + first // 8] for i in range(groups)]
+        lines = cutlass.const_expr(max(1, BANKS_BYTES // seg.group_bytes))  # groups of one
+        places = [seg.at(row, byte + i * seg.group_bytes) for i in range(min(lines, groups))]
         for i in cutlass.range_constexpr(groups):
-            value = pairs[2 * i + half + first // 8]
-            for j in cutlass.range_constexpr(1, 1 + max(1, CHUNK_BYTES // seg.group_bytes)):
-                value = pairs[2 * ((i - j) % groups) + half + first // 8] if late == j else value
-            line, group = divmod(i * seg.group_bytes, BANKS_BYTES)
-            within(buffer, seg.at(row, byte + group) + line * BANKS_BYTES, seg.pair_dtype)[0] = value
+            value = own[i]
+            for j in cutlass.range_constexpr(len(is_late)):
+                value = cutlass.select_(is_late[j], own[(i - j - 1) % groups], value)
+            within(buffer, places[i % lines] + i // lines * BANKS_BYTES, seg.pair_dtype)[0] = value
 
 
 @cute.jit

@@ -212,7 +212,8 @@ class StoreRole:
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs[: len(outs) - len(images)])
+        plain = outs[: len(outs) - len(images)]
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, own, mC)) for out in plain)
         ways = (self.way_into(image.boxes, image.boxes.over(sC), t2r, tidx) for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 
@@ -235,6 +236,8 @@ class ResidualRole:
         places = TileBoxes(self.facts.tile, boxes)
         mR = self.facts.coordinate_tensors(params.sizes)[2]
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, boxes.buffers)
+        ways = list(zip(params.maps.r, shared.sRs, strict=True))
+        parts = [[boxes.tma_parts(atom, boxes.own(sR, i), mR) for atom, sR in ways] for i in range(boxes.groups)]
         idx = walk.first
         while idx < walk.num_items:
             tile_at = walk.tile_of(idx)
@@ -244,9 +247,7 @@ class ResidualRole:
                 for group_idx in cutlass.range_constexpr(boxes.groups):
                     at = places.at(places.first(tile_at, group_idx), j)
                     for i in cutlass.range_constexpr(self.facts.moves.matrices):
-                        atom = params.maps.r[i]
-                        Rs, Rg = boxes.tma_parts(atom, boxes.own(shared.sRs[i], group_idx), mR, at)
-                        cute.copy(atom, Rg, Rs[None, state.index], tma_bar_ptr=barrier)
+                        parts[group_idx][i].load(state.index, at, barrier)
                 state.advance()
             idx += walk.step
         residual.producer_tail(state)

@@ -19,6 +19,7 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import warp
 
 from jax_bwgemm.kernels import pipelines
+from jax_bwgemm.kernels.boxes import TmaParts
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.mirror import Image, images_of
 from jax_bwgemm.kernels.outlets import Outlet, TmaOutlet, of_outlet, round_box
@@ -50,13 +51,12 @@ def init_handovers(barriers: cute.Pointer, deal: Deal) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Carrier:
-    """What a residual warp moves boxes with, between its warpgroup's buffers `own` and `matrix`: one that is read or a
-    result (m, n, l), which may have a mirror image."""
+    """What a residual warp moves boxes with, between its warpgroup's buffers and the matrices that are read, and the
+    results, of which one may have a mirror image."""
 
     facts: GemmFacts
-    params: Params
-    matrix: cute.Tensor
-    own: cute.Tensor
+    matrices: tuple[TmaParts, ...]
+    results: tuple[TmaParts, ...]
     handover: Handover
     images: tuple[Image, ...]
 
@@ -66,10 +66,8 @@ class Carrier:
         barrier, boxes = self.handover.loaded + 2 * buffer, self.facts.boxes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.facts.residual_bytes)
-        for i in cutlass.range_constexpr(self.facts.moves.matrices):
-            atom = self.params.maps.r[i]
-            Rs, Rg = boxes.tma_parts(atom, self.own, self.matrix, at)
-            cute.copy(atom, Rg, Rs[None, buffer * boxes.planes + i], tma_bar_ptr=barrier)
+        for i in cutlass.range_constexpr(len(self.matrices)):
+            self.matrices[i].load(buffer * boxes.planes + i, at, barrier)
 
     @cute.jit
     def store(self, at: Any, buffer: cutlass.Constexpr[int]) -> None:
@@ -79,9 +77,7 @@ class Carrier:
             if cutlass.const_expr(len(self.images) == 1 and i == 1):
                 self.images[0].send(at, buffer * boxes.planes + i)
             else:
-                atom = self.params.maps.c[i]
-                Cs, Cg = boxes.tma_parts(atom, self.own, self.matrix, at)
-                cute.copy(atom, Cs[None, buffer * boxes.planes + i], Cg)
+                self.results[i].store(buffer * boxes.planes + i, at)
         cute.arch.cp_async_bulk_commit_group()
 
 
@@ -98,7 +94,12 @@ class ResidualRole:
         handover = handover_of(barriers, hand)
         matrix = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, hand.group_idx)
-        carrier = Carrier(self.facts, params, matrix, deal.boxes.own(sC, hand.group_idx), handover, images)
+        own = deal.boxes.own(sC, hand.group_idx)
+        outs = params.maps.c[: len(params.maps.c) - len(images)]
+        matrices, results = (
+            tuple(deal.boxes.tma_parts(atom, own, matrix) for atom in atoms) for atoms in (params.maps.r, outs)
+        )
+        carrier = Carrier(self.facts, matrices, results, handover, images)
         buffers = deal.boxes.buffers
         ahead = pipelines.residual_stores_in_flight(buffers)
         phase = Int32(0)

@@ -81,9 +81,10 @@ class Sums:
     def _values_at(self, flat: cute.Tensor, box: int) -> cute.Tensor:
         count = cute.size(flat) // (self.deal.num_boxes * self.deal.tile.num_bs)
         values = cute.make_rmem_tensor(count, flat.element_type)
-        for i in range(count):
-            place = i // 4 * 4 + i % 2 * 2 + i // 2 % 2 if self.rows.leave_in_pairs else i
-            values[i] = flat[box * count + place]
+        # (row half, column of a pair, pair), as they leave
+        order = ((2, 2, count // 4), (2, 1, 4)) if self.rows.leave_in_pairs else (count, 1)
+        own = cute.make_tensor(flat.iterator + box * count, cute.make_layout(order[0], stride=order[1]))
+        values.store(own.load().reshape(count))
         return values
 
     def begin(self, at: Any) -> tuple[Any, ...]:
@@ -223,7 +224,8 @@ class WayOut:
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, own, out, mC) for out in outs[: len(outs) - len(images)])
+        plain = outs[: len(outs) - len(images)]
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, own, mC)) for out in plain)
         ways = (self.fragments(image.boxes, image.boxes.over(sC), mma, group)[:2] for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 

@@ -97,10 +97,12 @@ class Exchange:
                     for i in cutlass.range_constexpr(0, count, VECTOR):
                         vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
                         cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
-                for j in cutlass.range_constexpr(together):
+                sums = cute.make_tensor(acc.iterator + begin, cute.make_layout(count))
+                sums.store(sums.load() + loaded[None, 0].load())
+                for j in cutlass.range_constexpr(1, together):
                     is_part = first + j < parts
                     for i in cutlass.range_constexpr(count):
-                        acc[begin + i] = acc[begin + i] + loaded[i, j] if is_part else acc[begin + i]
+                        sums[i] = cutlass.select_(is_part, sums[i] + loaded[i, j], sums[i])
 
     @property
     def _stream(self) -> Stream:

@@ -22,7 +22,6 @@ from jax_bwgemm.facts.shipped import (
     HOPPER_PROMOTED,
     HOPPER_SYMMETRIC,
     NARROW_TILES,
-    SHIPPED_TILES,
     SWAPPED_TILES,
 )
 from jax_bwgemm.facts.tile import Tile, k_tile
@@ -100,7 +99,6 @@ HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
 HOPPER_STREAM = Tile(192, 128, cluster_n=2, stream_k=True)
 HOPPER_DEEP = Tile(64, 64, stream_k=True)  # few tiles, long sums
 HOPPER_DEEP_WIDE = Tile(128, 64, cluster_n=4, stream_k=True)
-HOPPER_STREAM_WIDE = Tile(128, 160, cluster_m=2, stream_k=True)
 HOPPER_SPLIT = Tile(64, 64, cluster_k=4)
 HOPPER_TURNS = Tile(128, 128, pingpong=True)
 HOPPER_WIDE = Tile(128, 96, cluster_n=4, pingpong=True)
@@ -121,50 +119,47 @@ HOPPER_FEW_COLUMNS = (
     Tile(64, 16, cluster_k=8),
     Tile(128, 32, cluster_m=4, pingpong=True),
 )
+_NOT_FORWARD = (
+    Tile(256, 128),
+    SPLIT,
+    Tile(128, 192, pingpong=True),
+    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 128),
+    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
+)  # of odd rows, of other bytes, of weights' gradients, and of the transposed product
 HOPPER_FORWARD = (
-    *(tile for tile in HOPPER_FURTHER if tile not in (Tile(256, 128), SPLIT, HOPPER_STREAM_WIDE)),  # of odd rows, of
-    # other bytes, and of weights' gradients
+    *(tile for tile in HOPPER_FURTHER if tile not in _NOT_FORWARD),
     *HOPPER_FEW_COLUMNS,
     Tile(64, 32, cluster_k=4),
-    Tile(64, 32, cluster_k=8),
     Tile(64, 32, cluster_m=4, pingpong=True),
 )
 HOPPER_OF_WEIGHTS = (
-    Tile(128, 256),
     HOPPER_LARGE_STREAM,
-    Tile(128, 192, cluster_m=2),
     Tile(128, 192, cluster_m=2, stream_k=True),
     Tile(128, 192, pingpong=True),
-    Tile(192, 192, cluster_n=2),
     HOPPER_STREAM,
     Tile(128, 128, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    HOPPER_TURNS,
     Tile(128, 64),
-    HOPPER_TALL,
     HOPPER_SHARING,
     Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
     HOPPER_DEEP,
     HOPPER_DEEP_WIDE,
-    HOPPER_STREAM_WIDE,
     HOPPER_SPLIT,
     *HOPPER_FEW_COLUMNS,
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
     Tile(64, 16, cluster_k=8),
-    Tile(128, 16, stream_k=True),
     Tile(64, 32, cluster_m=4, pingpong=True),
     HOPPER_TALL,
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
 )
 HOPPER_HALF = (
     HOPPER_LARGE_STREAM,
     HOPPER_STREAM,
     Tile(128, 128, cluster_n=2, pingpong=True),
-    HOPPER_TURNS,
     HOPPER_WIDE,
     HOPPER_SHARING,
     HOPPER_TALL,
@@ -173,8 +168,7 @@ HOPPER_HALF = (
 )  # of float16, and with float32 results
 HOPPER_HALF_SWAPPED = (
     HOPPER_FEW,
-    *HOPPER_ROWS,
-    Tile(64, 96, cluster_m=4, pingpong=True),
+    *HOPPER_ROWS[:2],
     Tile(128, 160, cluster_m=2),
     HOPPER_SHARING,
     HOPPER_TALL,
@@ -187,7 +181,7 @@ HOPPER_DENSE = (
     Tile(128, 64, cluster_n=2, pingpong=True),
     HOPPER_DEEP,
 )  # of a layer's product
-HOPPER_DENSE_SWAPPED = (HOPPER_FEW, Tile(64, 32, stream_k=True), *HOPPER_ROWS, HOPPER_TALL)
+HOPPER_DENSE_SWAPPED = (HOPPER_FEW, *HOPPER_ROWS, HOPPER_TALL)
 HOPPER_BYTES = (
     HOPPER_STREAM,
     Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),
@@ -205,31 +199,23 @@ HOPPER_BYTES_SWAPPED = (
 )
 HOPPER_ODD = (
     Tile(256, 128),
-    HOPPER_LARGE,
     HOPPER_LARGE_STREAM,
     Tile(128, 128, cluster_n=2, pingpong=True),
-    HOPPER_TURNS,
     HOPPER_WIDE,
     Tile(64, 128),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64),
     HOPPER_SPLIT,
     HOPPER_DEEP,
-    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
-    Tile(64, 32, cluster_k=8),
     Tile(64, 16),
     Tile(64, 16, stream_k=True),
 )  # of any shape, where TMA cannot step over the result's rows
 HOPPER_ODD_HALF = HOPPER_SHARING, HOPPER_DEEP, Tile(128, 128, cluster_n=2, pingpong=True)
 HOPPER_ODD_SWAPPED = (
-    *HOPPER_NARROW_BASE[:2],
-    Tile(256, 16),
+    Tile(128, 32),
     HOPPER_FEW,
-    Tile(64, 16, cluster_k=8),
-    Tile(64, 48, cluster_k=8),
     Tile(128, 80),
-    Tile(128, 112),
 )
 HOPPER_SYRK_MN = tuple(
     tile for tile in HOPPER_SYMMETRIC if not (tile.stream_k and tile.mma_n == 256)
@@ -239,10 +225,6 @@ HOPPER_SYRK_MN = tuple(
 def _few_rows(family: str) -> tuple[Tile, ...]:
     """And more, of the transposed product."""
     return tuple(dict.fromkeys((*NARROW_TILES[family], *SWAPPED_TILES[family])))
-
-
-def _few_columns(family: str) -> tuple[Tile, ...]:
-    return tuple(tile for tile in NARROW_TILES[family] if tile not in SHIPPED_TILES[family])
 
 
 ROWS = {
@@ -261,7 +243,6 @@ ROWS = {
         Row(HOPPER_DENSE, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row((HOPPER_FEW, *HOPPER_ROWS[1:], HOPPER_TALL), BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
-        Row(HOPPER_NARROW_BASE[1:2], BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row(HOPPER_DENSE[1:], F16_ONLY, FORWARD, (BIAS, BIAS_GELU)),  # the first would spill 8 bytes
         Row((HOPPER_FEW, *HOPPER_ROWS[:2], HOPPER_TALL), F16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (RELU, GELU, SILU)),
@@ -271,7 +252,6 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, (SCALE,)),
         Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (BIAS_RELU, RELU, GELU, SILU, BIAS_SILU)),  # hides what they take
         Row((HOPPER_PINGPONG,), BF16_ONLY, FORWARD, SCALED),
-        Row((HOPPER_LARGE, SMALL), BF16_ONLY, FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (*RESIDUAL[2:], *GATED_RESIDUAL)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (*RESIDUAL[2:], *GATED_RESIDUAL), c_major="m"),
         Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL[:2]),
@@ -297,7 +277,7 @@ ROWS = {
         Row((SMALL,), (*FP8, *MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE,), (*FP8, *TF32), ("kk", "mk"), store="threads"),
         Row((SMALL,), TF32, ("kk", "mk"), store="threads"),
-        Row((HOPPER_LARGE, SMALL), TF32, ("mk",), c_major="m", store="threads"),
+        Row((SMALL,), TF32, ("mk",), c_major="m", store="threads"),
         Row((dataclasses.replace(SMALL, promoted=True),), FP8, ("kk", "mk"), store="threads"),
         Row(HOPPER_SYMMETRIC, SAME, SYRK_MAJORS[:1], SYRK),
         Row(HOPPER_SYRK_MN, BF16_ONLY, SYRK_MAJORS[1:], SYRK),
@@ -313,8 +293,8 @@ ROWS = {
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
         Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",), c_major="m"),
-        Row((HOPPER_LARGE, SMALL, SPLIT), TF32, ("kk", "mk")),
-        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), TF32, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk")),
+        Row((HOPPER_LARGE, SMALL, HOPPER_NARROW_BASE[0]), TF32, ("mk",), c_major="m"),  # x @ w, transposed
         Row(HOPPER_BYTES, (*FP8[:1], *TF32), ("kk",)),
         Row(HOPPER_BYTES_SWAPPED, (*FP8[:1], *TF32), ("mk",), c_major="m"),
     ),
@@ -323,8 +303,8 @@ ROWS = {
         Row(BLACKWELL_BASE, (*SAME, (BF16, BF16, F32)), MAJORS),
         Row(tuple(tile for tile in BLACKWELL if tile not in (PAIR, SMALL, *BLACKWELL_BASE)), BF16_ONLY, MAJORS),
         Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
-        Row((Tile(128, 16), Tile(128, 64)), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
-        Row(_few_columns("blackwell"), BF16_ONLY, MAJORS),
+        Row((Tile(128, 16),), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
+        Row((Tile(128, 16), Tile(128, 16, cluster_k=4)), BF16_ONLY, MAJORS),
         Row((SMALL,), CROSSED, FORWARD),
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, FUSED),
         Row((PAIR, SMALL), F16_ONLY, FORWARD, FUSED[:4]),
