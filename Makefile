@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-all | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
+#   make demo | test | test-all | test-every | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-all test-every test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
 
 # With an NVIDIA GPU, JAX has its plugin for CUDA, and multiplies there: `make demo GPU=` does without.
 GPU := $(or $(wildcard /proc/driver/nvidia/version),$(shell nvidia-smi -L 2>/dev/null))
@@ -43,6 +43,10 @@ FUZZ := 8
 test-hard: $(VENV)/test.stamp $(LIBRARY)
 	$(BIN)/python -m pytest tests/hard -n auto --dist loadgroup
 	JAX_BWGEMM_FUZZ=$(FUZZ) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/cpu -m fuzz -n auto --dist worksteal
+
+# The longest tests with every kernel that they have under every schedule, where `make test-all` takes turns.
+test-every: test
+	JAX_BWGEMM_FUZZ=2 $(PYTEST) -m long
 
 # What JAX sees, under the oldest and the newest that is supported: the newest JAX wants a newer Python, as in
 #   make test-matrix PYTHON_NEWEST=python3.13

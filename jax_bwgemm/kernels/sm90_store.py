@@ -81,10 +81,9 @@ class Sums:
     def _values_at(self, flat: cute.Tensor, box: int) -> cute.Tensor:
         count = cute.size(flat) // (self.deal.num_boxes * self.deal.tile.num_bs)
         values = cute.make_rmem_tensor(count, flat.element_type)
-        # (row half, column of a pair, pair), as they leave
-        order = ((2, 2, count // 4), (2, 1, 4)) if self.rows.leave_in_pairs else (count, 1)
-        own = cute.make_tensor(flat.iterator + box * count, cute.make_layout(order[0], stride=order[1]))
-        values.store(own.load().reshape(count))
+        for i in range(count):
+            place = i // 4 * 4 + i % 2 * 2 + i // 2 % 2 if self.rows.leave_in_pairs else i
+            values[i] = flat[box * count + place]
         return values
 
     def begin(self, at: Any) -> tuple[Any, ...]:

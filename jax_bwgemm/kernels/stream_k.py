@@ -97,12 +97,12 @@ class Exchange:
                     for i in cutlass.range_constexpr(0, count, VECTOR):
                         vector = cute.make_tensor(loaded[None, j].iterator + i, cute.make_layout(VECTOR))
                         cute.autovec_copy(own[None, (begin + i) // VECTOR], vector)
-                sums = cute.make_tensor(acc.iterator + begin, cute.make_layout(count))
-                sums.store(sums.load() + loaded[None, 0].load())
+                for i in cutlass.range_constexpr(count):
+                    acc[begin + i] = acc[begin + i] + loaded[i, 0]
                 for j in cutlass.range_constexpr(1, together):
                     is_part = first + j < parts
                     for i in cutlass.range_constexpr(count):
-                        sums[i] = cutlass.select_(is_part, sums[i] + loaded[i, j], sums[i])
+                        acc[begin + i] = cutlass.select_(is_part, acc[begin + i] + loaded[i, j], acc[begin + i])
 
     @property
     def _stream(self) -> Stream:

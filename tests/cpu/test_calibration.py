@@ -22,7 +22,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, HOPPER_STREAM_WIDE, catalogue
+from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, catalogue
 from jax_bwgemm.planner import calibration, measured
 from jax_bwgemm.planner.calibration import LEAF, Trees, row
 from jax_bwgemm.planner.cost import cost, roofline_us
@@ -135,7 +135,7 @@ def _of_what_ships(product: Measured) -> Measured:
 def test_what_streams_in_clusters_of_four_gained() -> None:
     """Among kernels that ship, as docs/hopper.md and the changelog say."""
     large = Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True)
-    new = {str(tile) for tile in (HOPPER_DEEP_WIDE, HOPPER_STREAM_WIDE, large)}
+    new = {str(tile) for tile in (HOPPER_DEEP_WIDE, large)}
     ships = {variant.name for variant in catalogue(["sm_90a"])}
     gained = []
     for product in load(RESULTS / "h100_deep.json")[1]:
