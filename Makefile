@@ -44,7 +44,7 @@ test-hard: $(VENV)/test.stamp $(LIBRARY)
 	$(BIN)/python -m pytest tests/hard -n auto --dist loadgroup
 	JAX_BWGEMM_FUZZ=$(FUZZ) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/cpu -m fuzz -n auto --dist worksteal
 
-# The longest tests with every kernel that they have under every schedule, where `make test-all` takes turns.
+# The longest tests, each kernel of theirs under every schedule, where `make test-all` takes turns.
 test-every: test
 	JAX_BWGEMM_FUZZ=2 $(PYTEST) -m long
 

@@ -1,5 +1,5 @@
-"""How much of what could be tried a run tries. JAX_BWGEMM_FUZZ says how many times as much random input as in every run,
-of other seeds (`make test-hard`); and with it every kernel runs under every schedule (`make test-every`)."""
+"""How much a run tries. JAX_BWGEMM_FUZZ says how many times as much random input as every run has, of other seeds
+(`make test-hard`); and with it kernels run under every schedule (`make test-every`)."""
 
 from __future__ import annotations
 

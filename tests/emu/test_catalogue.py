@@ -1,7 +1,7 @@
-"""The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape, under some of five schedules in
-turn, and one of every tile under all of them.
+"""The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape, under some of five schedules
+in turn, and one of every tile under all of them.
 
-sm_90a, which also runs on hardware, is sampled. `make test-every` has all kernels under all schedules.
+sm_90a, which also runs on hardware, is sampled. `make test-every` has each of these under all schedules.
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ HOPPER_BYTES_SWAPPED = (
 )
 HOPPER_ODD = (
     Tile(256, 128),
+    HOPPER_LARGE,
     HOPPER_LARGE_STREAM,
     Tile(128, 128, cluster_n=2, pingpong=True),
     HOPPER_WIDE,
@@ -254,7 +255,7 @@ ROWS = {
         Row((HOPPER_PINGPONG,), BF16_ONLY, FORWARD, SCALED),
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (*RESIDUAL[2:], *GATED_RESIDUAL)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (*RESIDUAL[2:], *GATED_RESIDUAL), c_major="m"),
-        Row((SMALL,), ((BF16, BF16, F32), (F16, F16, F16)), FORWARD, RESIDUAL[:2]),
+        Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
