@@ -103,8 +103,8 @@ def test_the_catalogue_is_built() -> None:
 @pytest.mark.parametrize("shape", [even, odd])
 @pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
 def test_blackwell(variant: Variant, shape: Callable[[Variant], Case]) -> None:
-    """Another schedule on the odd shape than on the even one. Which warps wait for which follows from the tile, the store
-    and what the epilogue moves: one of each of these has all schedules."""
+    """Another schedule on the odd shape than on the even one. Which warps wait for which follows from the tile, the
+    store and what the epilogue moves: one of each of these has all schedules."""
     run_schedules(variant, shape(variant), 5 if variant in leaders("sm_100f") else 1, 2 if shape is odd else 0)
 
 
@@ -118,7 +118,7 @@ def hopper_expressions() -> list[Variant]:
 
 @pytest.mark.parametrize("variant", [*expressions("sm_100f"), *hopper_expressions()], ids=lambda v: v.name)
 def test_expressions(variant: Variant) -> None:
-    """Under one of the five schedules, by their names; of Blackwell's, one of each tile, store and moves under three."""
+    """Under one of the five schedules, by their names; one of Blackwell's of each tile, store and moves, under three."""
     if reason := why_missing(variant):
         pytest.skip(reason)
     tile, seed = variant.tile, zlib.crc32(variant.name.encode()) % 1000 + 1
