@@ -118,7 +118,7 @@ def hopper_expressions() -> list[Variant]:
 
 @pytest.mark.parametrize("variant", [*expressions("sm_100f"), *hopper_expressions()], ids=lambda v: v.name)
 def test_expressions(variant: Variant) -> None:
-    """Under one of the five schedules, by their names; one of Blackwell's of each tile, store and moves, under three."""
+    """Under one of the five schedules, by their names; one of Blackwell's of each tile, store and moves under three."""
     if reason := why_missing(variant):
         pytest.skip(reason)
     tile, seed = variant.tile, zlib.crc32(variant.name.encode()) % 1000 + 1
