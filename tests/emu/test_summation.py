@@ -97,9 +97,9 @@ SAME = {
     "sm_90a": [
         ("knn", Tile(64, 64)),
         ("knn", Tile(128, 64)),
-        ("knn", Tile(64, 128)),
+        ("knn", Tile(64, 128, cluster_m=2, pingpong=True)),
         ("knn", Tile(128, 256, cluster_m=2)),
-        ("knn", Tile(256, 128, cluster_n=2)),
+        ("knn", Tile(192, 192, cluster_n=2)),
         ("knn", Tile(128, 128, cluster_m=2, pingpong=True)),
         ("kkn", Tile(128, 128)),
         ("mnn", Tile(128, 128)),

@@ -256,6 +256,7 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (*RESIDUAL[2:], *GATED_RESIDUAL)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (*RESIDUAL[2:], *GATED_RESIDUAL), c_major="m"),
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
+        Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # for a row whose bits depend on no other
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
