@@ -11,6 +11,7 @@ import shutil
 
 from jax_bwgemm.emulator import parse
 from jax_bwgemm.emulator.syntax import Module
+from jax_bwgemm.facts.epilogue import in_place
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.runtime import artifacts
@@ -22,6 +23,20 @@ KEPT = 8  # kernels: tests of one follow each other, and all of them would take 
 def variants(target: str) -> list[Variant]:
     """The catalogue of one target."""
     return catalogue((target,))
+
+
+@functools.cache
+def leaders(target: str) -> frozenset[Variant]:
+    """Of the kernels that compute in one way (chains, further expressions, symmetric products), one of each tile, major
+    of the result, way of storing it, and number of matrices and results: from these follows which warps wait for which,
+    so these run under all five schedules, and the others in turn."""
+    of = {(v.tile, v.c_major, v.store, v.moves, in_place(v.steps) is None): v for v in variants(target)}
+    return frozenset(of.values())
+
+
+def num_schedules(variant: Variant) -> int:
+    """Under how many of the five a kernel for Blackwell runs on each shape."""
+    return 5 if variant in leaders("sm_100f") else 1
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape, under some of five schedules
-in turn, and one of every tile and way of storing under all of them.
+"""The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape, under five schedules in
+turn, and one of those that wait alike (`shipped.leaders`) under all of them.
 
 sm_90a, which also runs on hardware, is sampled. `make test-every` has each of these under all schedules.
 """
@@ -7,7 +7,6 @@ sm_90a, which also runs on hardware, is sampled. `make test-every` has each of t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from tests.cases import Case, check_case
 from tests.emu.expressions import check_expression
 from tests.emu.matmul import case_of, run_matmul
 from tests.emu.mutant import KERNELS
-from tests.emu.shipped import facts, module, ptx, variants, why_missing
+from tests.emu.shipped import facts, module, num_schedules, ptx, variants, why_missing
 from tests.fuzz import in_turn
 
 pytestmark = pytest.mark.long
@@ -103,9 +102,8 @@ def test_the_catalogue_is_built() -> None:
 @pytest.mark.parametrize("shape", [even, odd])
 @pytest.mark.parametrize("variant", BLACKWELL, ids=lambda variant: variant.name)
 def test_blackwell(variant: Variant, shape: Callable[[Variant], Case]) -> None:
-    """Another schedule on the odd shape than on the even one. Which warps wait for which follows from the tile, the
-    store and what the epilogue moves: one of each of these has all schedules."""
-    run_schedules(variant, shape(variant), 5 if variant in leaders("sm_100f") else 1, 2 if shape is odd else 0)
+    """Another schedule on the odd shape than on the even one."""
+    run_schedules(variant, shape(variant), num_schedules(variant), 2 if shape is odd else 0)
 
 
 def hopper_expressions() -> list[Variant]:
@@ -118,19 +116,13 @@ def hopper_expressions() -> list[Variant]:
 
 @pytest.mark.parametrize("variant", [*expressions("sm_100f"), *hopper_expressions()], ids=lambda v: v.name)
 def test_expressions(variant: Variant) -> None:
-    """Under one of the five schedules, by their names; one of Blackwell's of each tile, store and moves under three."""
+    """Hopper's, which run on hardware too, under one of the five schedules, by their names."""
     if reason := why_missing(variant):
         pytest.skip(reason)
     tile, seed = variant.tile, zlib.crc32(variant.name.encode()) % 1000 + 1
     shape = tile.cluster_m * tile.cta_m + 16, tile.cluster_n * tile.out_n + 16, 2 * tile.k_tile + 8
-    for _, schedule in in_turn(Schedule.standard(seed), seed, 3 if variant in leaders("sm_100f") else 1):
+    for _, schedule in in_turn(Schedule.standard(seed), seed, num_schedules(variant)):
         check_expression(variant, module(variant.name), facts(variant), shape, schedule, seed)
-
-
-@functools.cache
-def leaders(target: str) -> frozenset[Variant]:
-    """One of each tile, major of the result, way of storing it, and number of matrices and results."""
-    return frozenset({(v.tile, v.c_major, v.store, v.moves): v for v in variants(target)}.values())
 
 
 def one_of_each_tile() -> list[Variant]:

@@ -91,7 +91,7 @@ class Row:
 
 
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
-SPLIT, PAIR_SPLIT = Tile(128, 128, cluster_k=4), Tile(256, 128, cta_group=2, cluster_m=2, cluster_k=4)
+SPLIT = Tile(128, 128, cluster_k=4)
 BLACKWELL_BASE = Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
@@ -100,7 +100,6 @@ HOPPER_STREAM = Tile(192, 128, cluster_n=2, stream_k=True)
 HOPPER_DEEP = Tile(64, 64, stream_k=True)  # few tiles, long sums
 HOPPER_DEEP_WIDE = Tile(128, 64, cluster_n=4, stream_k=True)
 HOPPER_SPLIT = Tile(64, 64, cluster_k=4)
-HOPPER_TURNS = Tile(128, 128, pingpong=True)
 HOPPER_WIDE = Tile(128, 96, cluster_n=4, pingpong=True)
 HOPPER_SHARING = Tile(64, 128, cluster_m=4, pingpong=True)  # the b that four CTAs read once
 HOPPER_TALL = Tile(128, 64, cluster_m=4, pingpong=True)
@@ -256,7 +255,7 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (*RESIDUAL[2:], *GATED_RESIDUAL)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (*RESIDUAL[2:], *GATED_RESIDUAL), c_major="m"),
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
-        Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # for a row whose bits depend on no other
+        Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # which "batch" may choose: no CTAs share its tiles
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
