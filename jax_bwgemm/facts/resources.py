@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jax_bwgemm.facts.arch import Arch, family_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import TMEM_LANES
@@ -9,7 +11,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES
 from jax_bwgemm.facts.tile import SWIZZLE_BYTES, Tile
 
 SEGMENT_BYTES = 512  # of a row that a warp of threads stores at once: 16 bytes a lane
-STORE_SPAN_BYTES = 64  # one row of a store box: narrow boxes, so that several stores are in flight in 32 KiB
+STORE_SPAN_BYTES = 64  # one row of a store box: few registers at a time, and several boxes are in flight in 32 KiB
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
 DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
@@ -77,11 +79,24 @@ def _box_cols(tile: Tile, group_cols: int, out_dtype: str) -> int:
     return _span_bytes(group_cols * out_bytes, widest) // out_bytes
 
 
-def store_box(tile: Tile, out_dtype: str, c_major: str, target: str) -> tuple[int, int]:
-    """(contiguous, other) elements of one TMA store: store_cols by store_rows, or a span of rows by store_cols."""
+def boxes_a_store(tile: Tile, out_dtype: str, c_major: str, target: str, moves: Moves = PLAIN) -> int:
+    """Boxes side by side that leave by one TMA store: several of an n-major result that leaves alone, in their order,
+    and that all of a tile's boxes fill."""
+    box_bytes = store_cols(tile, out_dtype, target) * DTYPE_BYTES[out_dtype]
+    is_alone = moves_of(tile, moves)[:2] == PLAIN[:2] and tile.cluster_k == 1 and not tile.direct
+    if c_major != "n" or box_bytes != STORE_SPAN_BYTES or not is_alone:
+        return 1
+    return math.gcd(family_of(target).boxes_a_store, tile.out_n * DTYPE_BYTES[out_dtype] // box_bytes)
+
+
+def store_box(
+    tile: Tile, out_dtype: str, c_major: str, target: str, store: str = "tma", moves: Moves = PLAIN
+) -> tuple[int, int]:
+    """(contiguous, other) elements of what leaves at once: of one TMA store store_cols of all its boxes by store_rows,
+    or a span of rows by store_cols."""
     rows, cols = store_rows(tile, target), store_cols(tile, out_dtype, target)
     if c_major == "n":
-        return cols, rows
+        return cols * (boxes_a_store(tile, out_dtype, c_major, target, moves) if store == "tma" else 1), rows
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 

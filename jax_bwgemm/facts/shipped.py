@@ -51,8 +51,14 @@ HOPPER_FURTHER = (
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 128, cluster_n=2, stream_k=True),
     Tile(128, 64, cluster_n=4, stream_k=True),
+    Tile(128, 128, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 64, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 256, cluster_m=4, cluster_n=2),
 )  # for some shapes only
-# Small tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
+# Tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
 # two. At 8192 they take 0.99 to 1.04 times as long as 256x128 in a cluster, which 128x256 beats (4096: 1.05 to 1.23
 # times), and under load, at 690 W, all reach 658 to 670 TFLOP/s: reading less from the L2 cache saves no power.
@@ -120,6 +126,11 @@ HOPPER_SWAPPED = (
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
+    Tile(64, 96, cluster_k=8),
+    Tile(64, 96, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 96, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 192, cluster_m=4, cluster_n=2, stream_k=True),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),

@@ -150,7 +150,7 @@ def tensor_maps(variant: Variant) -> tuple[TensorMap, ...]:
         atom_bytes = swizzle_atom_bytes(dtype, major, variant.target)
         box = load_box(tile, "a" if role == "a" else "b", major, dtype)
         maps.append(_tensor_map(at[role], element, box, dtype, atom_bytes))
-    box = store_box(tile, variant.out_dtype, variant.c_major, variant.target)
+    box = store_box(tile, variant.out_dtype, variant.c_major, variant.target, variant.store, variant.moves)
     matrices = [x.role for x in variant.steps.operands if x.place == "mn"]
     moved = matrices + [role for role, _ in variant.steps.results] * (variant.store == "tma")
     element = _ELEMENTS[variant.out_dtype]

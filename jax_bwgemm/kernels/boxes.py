@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.resources import (
+    boxes_a_store,
     segments,
     store_box,
     store_buffers,
@@ -27,8 +28,8 @@ from jax_bwgemm.kernels.row_store import Segments
 
 @dataclasses.dataclass(frozen=True)
 class TmaParts:
-    """A group's buffers (TMA, buffer) and the boxes of a matrix (TMA, box along m, along n, l), as `atom` moves them.
-    Made once: it costs the compiler more than the copies do."""
+    """A group's buffers (TMA, buffer) and the boxes of a matrix (TMA, box along m, along n, l), as `atom` moves them:
+    boxes of a store. Made once: it costs the compiler more than the copies do."""
 
     atom: cute.CopyAtom
     smem: cute.Tensor
@@ -48,7 +49,8 @@ class Boxes:
     """`groups` of warps store on their own, each box of `rows` by `cols` through one of its `buffers`.
 
     A buffer has `rows` and `buffer_cols`: other than `cols` only where warps store rows, for which all of a warp's
-    buffers are one piece of memory (`segments`). `span_bytes`: of its contiguous dimension, its swizzle's. `store`:
+    buffers are one piece of memory (`segments`). `a_store`: buffers side by side, whose rows are one piece of memory,
+    and which leave by one TMA store. `span_bytes`: of the contiguous dimension of these, their swizzle's. `store`:
     "tma" or "threads". `planes`: so many times the buffers, those of a place side by side. `warp_rows`: a warp's.
     """
 
@@ -60,6 +62,7 @@ class Boxes:
     rows: int
     cols: int
     buffer_cols: int
+    a_store: int
     span_bytes: int
     segments: Segments
     planes: int
@@ -74,15 +77,21 @@ class Boxes:
     def shape(self) -> tuple[int, int]:
         return self.rows, self.cols
 
+    @property
+    def store_shape(self) -> tuple[int, int]:
+        """Of what leaves, or comes, at once."""
+        return self.rows, self.cols * self.a_store
+
     def buffer_of(self, box: int) -> int:
         """Of a tile's `box`-th box."""
         return box % self.buffers
 
     def layout(self, groups: int, buffers: int) -> Any:
-        """(groups * rows, buffer_cols, buffers); the rows of one group are contiguous."""
+        """(groups * rows, buffer_cols of a store, stores' buffers) of so many `buffers`; the rows of one group are
+        contiguous."""
         kind = f"{'K' if self.c_major == 'n' else 'MN'}_SW{self.span_bytes}"
         atom = tcgen05.make_smem_layout_atom(getattr(tcgen05.SmemLayoutAtomKind, kind), self.dtype)
-        shape = (groups * self.rows, self.buffer_cols, buffers)
+        shape = (groups * self.rows, self.buffer_cols * self.a_store, buffers // self.a_store)
         return cute.tile_to_shape(atom, shape, order=(0, 1, 2) if self.c_major == "n" else (1, 0, 2))
 
     def over(self, buffers: cute.Tensor) -> cute.Tensor:
@@ -92,7 +101,13 @@ class Boxes:
 
     def own(self, buffers: cute.Tensor, group_idx: Any) -> cute.Tensor:
         """A group's part of all groups' buffers: (rows, cols, buffer)."""
-        return cute.local_tile(buffers, self.shape, (group_idx, 0, None))
+        if self.a_store == 1:
+            return cute.local_tile(buffers, self.shape, (group_idx, 0, None))
+        return cute.group_modes(cute.local_tile(buffers, self.shape, (group_idx, None, None)), 2, 4)
+
+    def own_stores(self, buffers: cute.Tensor, group_idx: Any) -> cute.Tensor:
+        """The same as TMA moves it: (rows, cols of a store, store's buffer)."""
+        return cute.local_tile(buffers, self.store_shape, (group_idx, 0, None))
 
     def store_atom(self, c: cute.Tensor) -> Any:
         """What the kernel stores through: a TMA atom, or C's address."""
@@ -105,14 +120,15 @@ class Boxes:
         return self._atom(cpasync.CopyBulkTensorTileG2SOp(), r)
 
     def _atom(self, op: Any, matrix: cute.Tensor) -> cute.CopyAtom:
-        one = cute.slice_(self.layout(1, 1), (None, None, 0))
-        return cpasync.make_tiled_tma_atom(op, matrix, one, self.shape)[0]
+        one = cute.slice_(self.layout(1, self.a_store), (None, None, 0))
+        return cpasync.make_tiled_tma_atom(op, matrix, one, self.store_shape)[0]
 
-    def tma_parts(self, atom: cute.CopyAtom, own: cute.Tensor, matrix: cute.Tensor) -> TmaParts:
-        """`own`: a group's buffers (rows, cols, buffer); `matrix`: (m, n, l)."""
-        all_boxes = cute.local_tile(matrix, self.shape, (None, None, None))  # (rows, cols, box along m, along n, l)
+    def tma_parts(self, atom: cute.CopyAtom, buffers: cute.Tensor, group_idx: Any, matrix: cute.Tensor) -> TmaParts:
+        """A group's of all groups' `buffers`; `matrix`: (m, n, l)."""
+        own = self.own_stores(buffers, group_idx)
+        stores = cute.local_tile(matrix, self.store_shape, (None, None, None))  # (rows, cols, along m, along n, l)
         smem, gmem = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(all_boxes, 0, 2)
+            atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(stores, 0, 2)
         )
         return TmaParts(atom, smem, gmem)
 
@@ -123,6 +139,7 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
     buffer_cols = store_cols(tile, out_dtype, target)
     rows, cols = segments(tile, out_dtype, target)
     by_rows = variant.store == "threads" and variant.c_major == "n"
+    of = tile, out_dtype, variant.c_major, target, variant.moves
     return Boxes(
         dtype=dtype,
         c_major=variant.c_major,
@@ -132,7 +149,8 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
         rows=store_rows(tile, target),
         cols=cols if by_rows else buffer_cols,
         buffer_cols=buffer_cols,
-        span_bytes=store_box(tile, out_dtype, variant.c_major, target)[0] * dtype.width // 8,
+        a_store=boxes_a_store(*of) if variant.store == "tma" else 1,
+        span_bytes=store_box(*of[:-1], variant.store, variant.moves)[0] * dtype.width // 8,
         segments=Segments(rows, cols, dtype.width // 8, has_interleaved_rows),
         planes=variant.moves.planes if family_of(target).residual_buffers else 1,
         warp_rows=warp_rows(tile, target),

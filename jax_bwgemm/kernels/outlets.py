@@ -77,7 +77,11 @@ def of_outlet(rounded: cute.Tensor, outlet: Outlet) -> cute.Tensor:
 @dataclasses.dataclass(frozen=True)
 class TmaOutlet:
     """Through `r2s` into Rs (R2S, R2S_M, R2S_N, buffer), the thread's part of the group's buffers; from there to the
-    result by `parts`, of the store warp."""
+    result by `parts`, of the store warp.
+
+    A store that takes one box meets its group once: the store warp has waited by then for the store that read the next
+    buffer. One that takes several meets it before the first, whose buffers it has waited for, and behind the last.
+    """
 
     boxes: Boxes
     group: StoreGroup
@@ -91,23 +95,34 @@ class TmaOutlet:
 
     @cute.jit
     def reclaim(self) -> None:
-        if self.group.is_store_warp:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self.group.meet()
+        self.wait_for_stores(0)
+        if cutlass.const_expr(self.boxes.a_store == 1):
+            self.group.meet()
 
     @cute.jit
     def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        a_store = cutlass.const_expr(self.boxes.a_store)
+        if cutlass.const_expr(a_store > 1 and buffer % a_store == 0):  # before the first box of a store
+            self.wait_for_stores(pipelines.wide_stores_in_flight(a_store))
+            self.group.meet()
         cute.copy(self.r2s, rounded, self.Rs[None, None, None, buffer])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        if self.group.is_store_warp:  # so that after the barrier the next buffer may be written: its store read it
-            cute.arch.cp_async_bulk_wait_group(pipelines.stores_in_flight(), read=True)
-        self.group.meet()
+        if cutlass.const_expr(buffer % a_store == a_store - 1):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            if cutlass.const_expr(a_store == 1):  # so that after the barrier the next buffer may be written
+                self.wait_for_stores(pipelines.stores_in_flight())
+            self.group.meet()
+            if self.group.is_store_warp:
+                self.send((at[0], at[1] // a_store, at[2]), buffer // a_store)
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def wait_for_stores(self, in_flight: cutlass.Constexpr[int]) -> None:
+        """The store warp: until all stores but so many have read their buffers."""
         if self.group.is_store_warp:
-            self.send(at, buffer)
-            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(in_flight, read=True)
 
     def send(self, at: Any, buffer: int) -> None:
-        """A buffer -> the result's box `at`, by one warp."""
+        """A store's buffer -> the result at `at`, in boxes of a store, by one warp."""
         self.parts.store(buffer, at)
 
     @cute.jit

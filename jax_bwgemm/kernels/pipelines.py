@@ -80,6 +80,12 @@ def stores_in_flight() -> int:
     return EPILOGUE_STAGES - 2
 
 
+def wide_stores_in_flight(boxes_a_store: int) -> int:
+    """The same when they are about to write the first of a store's boxes: all may but the one that reads its buffers,
+    which is the oldest."""
+    return EPILOGUE_STAGES // boxes_a_store - 1
+
+
 def split_arrivals(tile: Tile, storing_warps: int) -> int:
     """Barriers of a split along k: every storing warp of every CTA that has a part of the same tile, its own too."""
     return tile.cluster_k * storing_warps

@@ -213,7 +213,7 @@ class StoreRole:
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
         plain = outs[: len(outs) - len(images)]
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, own, mC)) for out in plain)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, sC, group.idx, mC)) for out in plain)
         ways = (self.way_into(image.boxes, image.boxes.over(sC), t2r, tidx) for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 
@@ -237,7 +237,7 @@ class ResidualRole:
         mR = self.facts.coordinate_tensors(params.sizes)[2]
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, boxes.buffers)
         ways = list(zip(params.maps.r, shared.sRs, strict=True))
-        parts = [[boxes.tma_parts(atom, boxes.own(sR, i), mR) for atom, sR in ways] for i in range(boxes.groups)]
+        parts = [[boxes.tma_parts(atom, sR, i, mR) for atom, sR in ways] for i in range(boxes.groups)]
         idx = walk.first
         while idx < walk.num_items:
             tile_at = walk.tile_of(idx)

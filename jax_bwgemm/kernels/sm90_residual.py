@@ -94,10 +94,10 @@ class ResidualRole:
         handover = handover_of(barriers, hand)
         matrix = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, hand.group_idx)
-        own = deal.boxes.own(sC, hand.group_idx)
         outs = params.maps.c[: len(params.maps.c) - len(images)]
         matrices, results = (
-            tuple(deal.boxes.tma_parts(atom, own, matrix) for atom in atoms) for atoms in (params.maps.r, outs)
+            tuple(deal.boxes.tma_parts(atom, sC, hand.group_idx, matrix) for atom in atoms)
+            for atoms in (params.maps.r, outs)
         )
         carrier = Carrier(self.facts, matrices, results, handover, images)
         buffers = deal.boxes.buffers

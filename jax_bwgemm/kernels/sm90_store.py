@@ -224,7 +224,7 @@ class WayOut:
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
         plain = outs[: len(outs) - len(images)]
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, own, mC)) for out in plain)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, sC, group.idx, mC)) for out in plain)
         ways = (self.fragments(image.boxes, image.boxes.over(sC), mma, group)[:2] for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 

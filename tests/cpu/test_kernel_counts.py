@@ -78,6 +78,31 @@ def test_arrival_counts() -> None:
 
 def test_stores_in_flight() -> None:
     assert pipelines.stores_in_flight() == 2  # of 4 buffers: one being written, one that the slowest warp still fills
+    assert pipelines.wide_stores_in_flight(2) == 1  # of 2 buffers: one about to be written
+
+
+@pytest.mark.parametrize(
+    "tile, out_dtype, c_major, moves, boxes",
+    [
+        (Tile(128, 256), "bfloat16", "n", Moves(), 2),  # rows of 128 bytes
+        (Tile(128, 64), "float32", "n", Moves(), 2),
+        (Tile(128, 256), "float8_e4m3fn", "n", Moves(), 2),
+        (Tile(128, 64), "float8_e4m3fn", "n", Moves(), 1),  # which has one box of 64 bytes
+        (Tile(128, 32), "bfloat16", "n", Moves(), 1),
+        (Tile(128, 96), "bfloat16", "n", Moves(), 1),  # three boxes
+        (Tile(128, 80), "bfloat16", "n", Moves(), 1),  # boxes of 32 bytes
+        (Tile(128, 256, gated=True), "bfloat16", "n", Moves(), 2),
+        (Tile(128, 128), "bfloat16", "n", Moves(0, 1, 1), 2),  # beside a reduction
+        (Tile(128, 256), "bfloat16", "m", Moves(), 1),  # whose rows are 128 bytes already
+        (Tile(128, 256), "bfloat16", "n", Moves(1), 1),  # a residual comes box by box
+        (Tile(128, 256), "bfloat16", "n", Moves(0, 2), 1),  # boxes of two results leave in turns
+        (Tile(128, 256, symmetric=True), "bfloat16", "n", Moves(), 1),
+        (Tile(64, 64, cluster_k=4), "bfloat16", "n", Moves(), 1),  # whose CTAs share boxes out
+    ],
+)
+def test_boxes_of_a_store(tile: Tile, out_dtype: str, c_major: str, moves: Moves, boxes: int) -> None:
+    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_90a", moves) == boxes
+    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_100f", moves) == 1
 
 
 def test_a_residuals_counts() -> None:
@@ -222,7 +247,9 @@ def test_store_boxes(tile: Tile, target: str, groups: int, rows: int, cols: int)
     assert resources.store_rows(tile, target) == rows
     assert resources.warp_rows(tile, target) == (32 if (target, rows * groups) == ("sm_100f", 128) else 16)
     assert resources.store_cols(tile, "bfloat16", target) == cols
-    assert resources.store_box(tile, "bfloat16", "n", target) == (cols, rows)
+    assert resources.store_box(tile, "bfloat16", "n", target, "threads") == (cols, rows)
+    wide = 2 * cols if target == "sm_90a" and cols == 32 else cols
+    assert resources.store_box(tile, "bfloat16", "n", target) == (wide, rows)
     assert resources.store_box(tile, "bfloat16", "m", target) == (64, cols)  # 128 bytes of rows
     assert resources.store_cols(tile, "float32", target) == 16
 

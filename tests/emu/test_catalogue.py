@@ -1,5 +1,5 @@
 """The shipped catalogue, executed: every kernel for Blackwell on an even and an odd shape, under five schedules in
-turn, and one of those that wait alike (`shipped.leaders`) under all of them.
+turn, and one of those that wait alike (`shipped.leaders`) under three on each, which are all of them.
 
 sm_90a, which also runs on hardware, is sampled. `make test-every` has each of these under all schedules.
 """

@@ -10,7 +10,7 @@ import pytest
 
 from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
-from jax_bwgemm.facts.resources import defers_store, store_box_bytes
+from jax_bwgemm.facts.resources import boxes_a_store, defers_store, store_box_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case, fused
@@ -67,15 +67,23 @@ def test_stages_and_boxes(of: Variant, k_tiles: int) -> None:
         assert stored == boxes * store_box_bytes(of.tile, of.out_dtype, of.target)
 
 
-@pytest.mark.parametrize(("pattern", "rules"), [
-    (r"cp\.async\.bulk\.wait_group\.read\s+\d+;", "overwrite-in-flight"),
-    (r"fence\.proxy\.async\S*;", "missing-proxy-fence"),
-    (r"wgmma\.wait_group\.sync\.aligned\s+1;", "overwrite-in-flight"),
+READ = r"cp\.async\.bulk\.wait_group\.read"
+MEET = r"bar\.sync\s+%r\d+, 128;"
+
+
+@pytest.mark.parametrize(("pattern", "instead", "rules"), [
+    (READ + r"\s+\d+;", "", "overwrite-in-flight"),
+    (READ + r"\s+1;", "cp.async.bulk.wait_group.read 2;", "overwrite-in-flight"),  # of two buffers of a store
+    (rf"({READ}\s+1;\s*\$\w+:[^$]*?){MEET}", r"\1", "overwrite-in-flight"),  # before a store's first box
+    (rf"(fence\.proxy\.async\S*;\s*){MEET}", r"\1", "race uninitialised-read"),  # behind its last
+    (r"fence\.proxy\.async\S*;", "", "missing-proxy-fence"),
+    (r"wgmma\.wait_group\.sync\.aligned\s+1;", "", "overwrite-in-flight"),
 ])  # fmt: skip
-def test_doctored(pattern: str, rules: str) -> None:
+def test_doctored(pattern: str, instead: str, rules: str) -> None:
     """Boxes that leave beside wgmmas are held to the same rules."""
     of = variant(Tile(64, 256))
-    changed, count = re.subn(pattern, "", compiled_kernel(of).ptx)
+    assert boxes_a_store(of.tile, of.out_dtype, of.c_major, of.target) == 2
+    changed, count = re.subn(pattern, instead, compiled_kernel(of).ptx)
     assert count, f"{pattern} is not in the kernel"
     a, b, _ = case_of(of, 192, 256, 64 * 12).inputs()
     with pytest.raises(Fault) as fault:

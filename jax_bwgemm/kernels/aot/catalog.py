@@ -96,6 +96,7 @@ BLACKWELL_BASE = Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE = Tile(128, 256, cluster_m=2)
 HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
 HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
+HOPPER_STREAM_192 = Tile(128, 192, cluster_m=2, stream_k=True)
 HOPPER_STREAM = Tile(192, 128, cluster_n=2, stream_k=True)
 HOPPER_DEEP = Tile(64, 64, stream_k=True)  # few tiles, long sums
 HOPPER_DEEP_WIDE = Tile(128, 64, cluster_n=4, stream_k=True)
@@ -103,6 +104,7 @@ HOPPER_SPLIT = Tile(64, 64, cluster_k=4)
 HOPPER_WIDE = Tile(128, 96, cluster_n=4, pingpong=True)
 HOPPER_SHARING = Tile(64, 128, cluster_m=4, pingpong=True)  # the b that four CTAs read once
 HOPPER_TALL = Tile(128, 64, cluster_m=4, pingpong=True)
+HOPPER_EIGHT = Tile(128, 128, cluster_m=4, cluster_n=2, pingpong=True)
 HOPPER_FEW = Tile(64, 16, stream_k=True)  # rows of a product, that are columns of its transpose
 HOPPER_ROWS = (
     Tile(64, 32, cluster_k=4),
@@ -125,6 +127,9 @@ _NOT_FORWARD = (
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 128),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    HOPPER_STREAM_192,
 )  # of odd rows, of other bytes, of weights' gradients, and of the transposed product
 HOPPER_FORWARD = (
     *(tile for tile in HOPPER_FURTHER if tile not in _NOT_FORWARD),
@@ -134,7 +139,6 @@ HOPPER_FORWARD = (
 )
 HOPPER_OF_WEIGHTS = (
     HOPPER_LARGE_STREAM,
-    Tile(128, 192, cluster_m=2, stream_k=True),
     Tile(128, 192, pingpong=True),
     HOPPER_STREAM,
     Tile(128, 128, cluster_n=2, pingpong=True),
@@ -147,6 +151,11 @@ HOPPER_OF_WEIGHTS = (
     HOPPER_DEEP_WIDE,
     HOPPER_SPLIT,
     *HOPPER_FEW_COLUMNS,
+    HOPPER_EIGHT,
+    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 256, cluster_m=4, cluster_n=2),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
@@ -164,6 +173,7 @@ HOPPER_HALF = (
     HOPPER_TALL,
     HOPPER_DEEP,
     HOPPER_DEEP_WIDE,
+    HOPPER_EIGHT,
 )  # of float16, and with float32 results
 HOPPER_HALF_SWAPPED = (
     HOPPER_FEW,
@@ -171,6 +181,7 @@ HOPPER_HALF_SWAPPED = (
     Tile(128, 160, cluster_m=2),
     HOPPER_SHARING,
     HOPPER_TALL,
+    Tile(64, 96, cluster_m=4, cluster_n=2, pingpong=True),
 )
 HOPPER_DENSE = (
     HOPPER_LARGE_STREAM,
@@ -189,7 +200,7 @@ HOPPER_BYTES = (
     HOPPER_SPLIT,
 )  # of operands of 1 and of 4 bytes
 HOPPER_BYTES_SWAPPED = (
-    Tile(128, 192, cluster_m=2, stream_k=True),
+    HOPPER_STREAM_192,
     Tile(128, 64, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
@@ -232,6 +243,7 @@ ROWS = {
         Row(HOPPER_BASE, (*SAME, (BF16, BF16, F32))),
         Row(HOPPER_BASE[:2], ((F16, F16, F32),), MAJORS),
         Row(HOPPER_FORWARD, BF16_ONLY, FORWARD),
+        Row((HOPPER_STREAM_192,), BF16_ONLY, ("kn",)),  # which spills 8 bytes with other majors
         Row(HOPPER_OF_WEIGHTS, BF16_ONLY, WEIGHTS),
         Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_OF_WEIGHTS_SWAPPED, BF16_ONLY, ("mn", "kn"), c_major="m"),
@@ -248,7 +260,8 @@ ROWS = {
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (RELU, GELU, SILU)),
         Row((HOPPER_WIDE, HOPPER_SHARING), BF16_ONLY, FORWARD, (RELU,)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (RELU, GELU, SILU), c_major="m"),
-        Row((HOPPER_LARGE,), SAME, FORWARD, (*DENSE, RELU, GELU, SILU)),
+        Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, (*DENSE, RELU, GELU, SILU)),
+        Row((HOPPER_LARGE,), F16_ONLY, FORWARD, (BIAS, BIAS_RELU, BIAS_SILU, RELU, GELU, SILU)),  # the other spills
         Row((HOPPER_LARGE, SMALL), SAME, FORWARD, (SCALE,)),
         Row((HOPPER_PINGPONG,), F16_ONLY, FORWARD, (BIAS_RELU, RELU, GELU, SILU, BIAS_SILU)),  # hides what they take
         Row((HOPPER_PINGPONG,), BF16_ONLY, FORWARD, SCALED),
