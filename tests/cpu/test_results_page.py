@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,7 @@ def test_other_tables_are_those_of_their_files(name: str, line: Callable[[Fields
     assert PAGE[first : first + len(wanted) + 1] == [*wanted, ""]
 
 
-def test_random_products_are_those_of_their_file() -> None:
-    found = report.load(RESULTS / "random/h200-9241.json").rows
-
+def _check_random_table(found: Sequence[report.Row]) -> None:
     def mean(values: Iterable[float]) -> str:
         logs = [math.log(value) for value in values]
         return f"{math.exp(sum(logs) / len(logs)):.3f}"
@@ -113,6 +111,22 @@ def test_random_products_are_those_of_their_file() -> None:
     for name, own in groups.items():
         ratios = mean(row.to_default for row in own), mean(row.to_best for row in own)
         assert f"| {name} | {len(own)} | {' | '.join(ratios)} |" in PAGE, (name, len(own), ratios)
+
+
+def test_random_products_of_an_h100() -> None:
+    found, text = report.load(RESULTS / "random/h100-7717.json").rows, " ".join(PAGE)
+    _check_random_table(found)
+    behind, far = (sum(row.to_best < bound for row in found) for bound in (0.97, 0.85))
+    least = min(found, key=lambda row: row.to_best)
+    said = f"{behind} of the {len(found)} are more than 3 % behind, {far} under 0.85; the least is {least.to_best:.3f}"
+    assert f"{said} ({least.shape})" in text
+    before = report.summary(report.load(RESULTS / "random/h100-6173.json").rows)
+    assert f"the {before.rows} products of seed 6173 had {before.to_best:.3f} of best on an H100" in text
+
+
+def test_random_products_are_those_of_their_file() -> None:
+    found = report.load(RESULTS / "random/h200-9241.json").rows
+    _check_random_table(found)
     before = report.summary(report.load(RESULTS / "random/h200-1123.json").rows)
     assert f"had {before.to_best:.3f} of best over its {before.rows} products" in " ".join(PAGE)
     rule = report.summary(report.load(RESULTS / "random/h200-4057.json").rows)
