@@ -40,7 +40,7 @@ SHIPPED = [
 IN_EIGHTS = {
     *(f"{shape}x64_cta1_cluster4x2_pingpong" for shape in ("64x96", "128x96", "128x128")),
     *(f"{shape}x64_cta1_cluster4x2_streamk" for shape in ("64x96", "128x128", "128x160", "128x192")),
-    *("128x64x64_cta1_cluster2x4_pingpong", "128x256x64_cta1_cluster4x2", "64x96x64_cta1_cluster1x1x8"),
+    *("128x64x64_cta1_cluster2x4_pingpong", "64x96x64_cta1_cluster1x1x8"),
 }
 # x0 <= 1 ? (x2 <= 5 ? 10 : 20) : 30
 SMALL = ([0, 2, LEAF, LEAF, LEAF], [1.0, 5.0, 30.0, 10.0, 20.0])

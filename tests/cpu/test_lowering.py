@@ -59,7 +59,7 @@ def test_attributes(artifacts_dir):
         "tile_grid": "0 : i32",
         "pdl": "1 : i32",
         "buffers": "a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:float32[l,m,n]%16",
-        "tensor_maps": "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 2:f32[16,64,1]/64/16",
+        "tensor_maps": "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 2:f32[32,64,1]/128/16",
         "params": " ".join(map(str, entry.recipe.params)),
     }
     assert {name: call.get(name) for name in want} == want

@@ -155,7 +155,6 @@ HOPPER_OF_WEIGHTS = (
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 256, cluster_m=4, cluster_n=2),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
