@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.emu import sites
-from tests.emu.edits import At, both, change, drop, move, number, operand
+from tests.emu.edits import At, Nth, both, change, drop, move, number, operand
 from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, HOPPER, PAIR, SINGLE, Mutant, no_wait, other_parity
 
 WAITS = [
@@ -49,7 +49,7 @@ STORES = [
     Mutant("no store buffer is waited for", ALL, both(drop(sites.STORE_WAITS), drop(sites.TILE_START_WAIT))),
     Mutant("two boxes use one store buffer", BLACKWELL, change(At(r"st\.shared\.v4.*\+8192\]"), r"\+8192", "")),
     Mutant("stores are not committed", ALL, drop(At(sites.COMMIT_GROUP))),
-    Mutant("the kernel ends without waiting for its stores", ALL, drop(At(sites.WAIT_GROUP, after=sites.STORE))),
+    Mutant("the kernel ends without waiting for its stores", ALL, drop(Nth(sites.WAIT_GROUP, index=-1))),
     Mutant("a tile does not wait for the stores of the one before", ALL, drop(sites.TILE_START_WAIT)),
     Mutant("no fence.proxy.async", ALL, drop(At(sites.FENCE))),
     Mutant(
