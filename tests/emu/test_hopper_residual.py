@@ -72,7 +72,7 @@ def test_boxes_and_buffers() -> None:
 @pytest.mark.parametrize("of", FORMS, ids=lambda of: of.name)
 def test_tiles_and_edges(of: Variant) -> None:
     """Next to nothing; one tile; several with partial edges and matrices, on two in turn of one cluster, two, or
-    as many as there are tiles. The bits do not depend on what a cluster did before, and every box is loaded and stored once."""
+    as many as there are tiles. The bits do not depend on what a cluster did before; every box is moved once."""
     module, facts = kernel(of)
     m, n, k = of.tile.cluster_m * of.tile.cta_m, of.tile.cluster_n * of.tile.mma_n, of.tile.k_tile
     shapes = ((16, 16, 16, 1), (m, n, 3 * k, 1), (m + 16, n + 16, k + 16, 2), (2 * m - 16, 2 * n + 32, 2 * k, 1))
