@@ -79,12 +79,14 @@ def _box_cols(tile: Tile, group_cols: int, out_dtype: str) -> int:
     return _span_bytes(group_cols * out_bytes, widest) // out_bytes
 
 
-def boxes_a_store(tile: Tile, out_dtype: str, c_major: str, target: str, moves: Moves = PLAIN) -> int:
-    """Boxes side by side that leave by one TMA store: several of an n-major result that leaves alone, in their order,
-    and that all of a tile's boxes fill."""
+def boxes_a_store(
+    tile: Tile, out_dtype: str, c_major: str, target: str, store: str = "tma", moves: Moves = PLAIN
+) -> int:
+    """Boxes side by side that leave by one TMA store: several of an n-major result, if it is the only one and no matrix
+    comes into its buffers; a tile's boxes fill all stores."""
     box_bytes = store_cols(tile, out_dtype, target) * DTYPE_BYTES[out_dtype]
-    is_alone = moves_of(tile, moves)[:2] == PLAIN[:2] and tile.cluster_k == 1 and not tile.direct
-    if c_major != "n" or box_bytes != STORE_SPAN_BYTES or not is_alone:
+    is_alone = moves_of(tile, moves)[:2] == PLAIN[:2] and tile.cluster_k == 1
+    if store != "tma" or c_major != "n" or box_bytes != STORE_SPAN_BYTES or not is_alone:
         return 1
     return math.gcd(family_of(target).boxes_a_store, tile.out_n * DTYPE_BYTES[out_dtype] // box_bytes)
 
@@ -92,11 +94,11 @@ def boxes_a_store(tile: Tile, out_dtype: str, c_major: str, target: str, moves: 
 def store_box(
     tile: Tile, out_dtype: str, c_major: str, target: str, store: str = "tma", moves: Moves = PLAIN
 ) -> tuple[int, int]:
-    """(contiguous, other) elements of what leaves at once: of one TMA store store_cols of all its boxes by store_rows,
-    or a span of rows by store_cols."""
+    """(contiguous, other) elements of what leaves at once: store_cols of each box of a store by store_rows, or a span
+    of rows by store_cols."""
     rows, cols = store_rows(tile, target), store_cols(tile, out_dtype, target)
     if c_major == "n":
-        return cols * (boxes_a_store(tile, out_dtype, c_major, target, moves) if store == "tma" else 1), rows
+        return cols * boxes_a_store(tile, out_dtype, c_major, target, store, moves), rows
     return _span_bytes(rows * DTYPE_BYTES[out_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[out_dtype], cols
 
 

@@ -139,7 +139,7 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
     buffer_cols = store_cols(tile, out_dtype, target)
     rows, cols = segments(tile, out_dtype, target)
     by_rows = variant.store == "threads" and variant.c_major == "n"
-    of = tile, out_dtype, variant.c_major, target, variant.moves
+    of = tile, out_dtype, variant.c_major, target, variant.store, variant.moves
     return Boxes(
         dtype=dtype,
         c_major=variant.c_major,
@@ -149,8 +149,8 @@ def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:
         rows=store_rows(tile, target),
         cols=cols if by_rows else buffer_cols,
         buffer_cols=buffer_cols,
-        a_store=boxes_a_store(*of) if variant.store == "tma" else 1,
-        span_bytes=store_box(*of[:-1], variant.store, variant.moves)[0] * dtype.width // 8,
+        a_store=boxes_a_store(*of),
+        span_bytes=store_box(*of)[0] * dtype.width // 8,
         segments=Segments(rows, cols, dtype.width // 8, has_interleaved_rows),
         planes=variant.moves.planes if family_of(target).residual_buffers else 1,
         warp_rows=warp_rows(tile, target),

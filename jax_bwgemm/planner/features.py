@@ -39,7 +39,7 @@ def features(tile: Tile, problem: Problem, arch: Arch, found: Cost) -> dict[str,
         "model_log": kernel_log(found, arch),
         "l2_bytes_log": _log(found.l2_bytes),
         "waves": found.waves,
-        "device_log": _log(memory_bytes_per_clk(arch)),  # an H100 is other than an H200 in what it reads
+        "device_log": _log(memory_bytes_per_clk(arch)),  # tells an H100 from an H200
         **_of_problem(problem),
         **_of_tile(tile, schedule),
         **_of_tiles(tile, problem, arch),

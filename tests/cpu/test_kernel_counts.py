@@ -101,8 +101,9 @@ def test_stores_in_flight() -> None:
     ],
 )
 def test_boxes_of_a_store(tile: Tile, out_dtype: str, c_major: str, moves: Moves, boxes: int) -> None:
-    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_90a", moves) == boxes
-    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_100f", moves) == 1
+    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_90a", moves=moves) == boxes
+    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_90a", "threads", moves) == 1
+    assert resources.boxes_a_store(tile, out_dtype, c_major, "sm_100f", moves=moves) == 1
 
 
 def test_a_residuals_counts() -> None:
