@@ -389,6 +389,8 @@ def _why_hints(plan: Plan) -> str:
 def _why_store(problem: Problem, tile: Tile) -> str:
     if tile.direct:
         return "by threads, as registers have the result: a small one is sooner there than through shared memory"
+    if tile.by_rows:
+        return "by warps, in rows that are longer than TMA's: rows of the result end within sectors of 32 bytes"
     if is_tma_storable(problem):
         return "TMA, box after box from shared memory"
     is_n_major = problem.c_major == "n"

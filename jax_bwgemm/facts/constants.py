@@ -52,6 +52,7 @@ class Constants:
     loop_cycles: float = 0.0  # of a k step's instructions, beside which its MMAs run
     backlog_cycles: float = 0.0  # and where a tile's result leaves during the next one's k steps
     box_cycles: float = 0.0  # and for each box that a warpgroup stores
+    torn_bytes: float = 0.0  # of each row of a TMA store that begins and ends within sectors, as if it had so many more
     segment_bytes: float = 0.0  # of each piece of a row that threads store, as if it had so many more
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
@@ -89,6 +90,7 @@ HOPPER_CONSTANTS = Constants(
     store_bytes_per_clk=66.4,
     drain_cycles=1121,
     box_cycles=69.4,
+    torn_bytes=50,  # by hand, to stores alone of 64 and of 128 bytes on an H100
     segment_bytes=160,  # by hand, to 44 products of any pitch
     row_cycles=1.65,
     line_cycles=0.594,

@@ -11,7 +11,7 @@ from jax_bwgemm.facts.arch import TARGETS, Arch, family_of
 from jax_bwgemm.facts.epilogue import Epilogue, inputs
 from jax_bwgemm.facts.families import FLOAT32_BITS, TMEM_LANES, Family
 from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
-from jax_bwgemm.facts.padding import is_tma_storable, padded_shape
+from jax_bwgemm.facts.padding import is_tma_storable, padded_shape, store_of
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, DTYPE_BYTES, FP8_DTYPES, INT8_DTYPES, Problem
 from jax_bwgemm.facts.resources import (
     PLAIN,
@@ -146,6 +146,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
         return reason
     if reason := _why_not_gated(tile, problem) or _why_not_symmetric(tile, problem) or _why_not_direct(tile, problem):
         return reason
+    if reason := _why_not_by_rows(tile, problem):
+        return reason
     moves = moves_of(tile, problem.epilogue.moves)
     if moves != PLAIN and (tile.cluster_k > 1 or not is_tma_storable(problem)):
         result = "a mirrored result" if tile.symmetric else "a second result"
@@ -223,6 +225,15 @@ def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
         return f"`direct` requires operands of 2 bytes, got {problem.a_dtype}"
     if problem.epilogue.moves != PLAIN:
         return f"`direct` requires an epilogue without matrices and with one result, got {problem.epilogue.kind}"
+    return None
+
+
+def _why_not_by_rows(tile: Tile, problem: Problem) -> str | None:
+    if not tile.by_rows:
+        return None
+    if problem.c_major != "n" or problem.epilogue.moves != PLAIN or tile.symmetric or tile.direct:
+        rule = "rows of one n-major result that nothing is added to, of all tiles, and loads by TMA"
+        return f"`by_rows` requires {rule}, got {problem} in {tile}"
     return None
 
 
@@ -307,8 +318,8 @@ def _is_bare(tile: Tile, problem: Problem, target: str) -> bool:
     """Whether a kernel rounds its sums, 2 bytes or more each, and leaves the rest to TMA: nothing else takes registers
     from them."""
     needs = tile.stream_k or tile.promoted or reads_a_from_registers(problem.a_dtype, problem.a_major, target)
-    only_rounds = problem.epilogue.is_identity and DTYPE_BYTES[problem.out_dtype] > 1 and is_tma_storable(problem)
-    return only_rounds and not needs
+    only_rounds = problem.epilogue.is_identity and DTYPE_BYTES[problem.out_dtype] > 1
+    return only_rounds and store_of(tile, problem) == "tma" and not needs
 
 
 def _legal_groups(of: Family, target: str) -> str:

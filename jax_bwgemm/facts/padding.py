@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.tile import FEW
+from jax_bwgemm.facts.tile import FEW, Tile
 
 TMA_ALIGN_BYTES = 16  # of addresses and row pitches, CUDA driver API, cuTensorMapEncodeTiled
 LINE_BYTES = 128  # of the L2 cache
+SECTOR_BYTES = 32  # of a line: what device memory reads and writes
 TOGETHER_BYTES = 8 << 20  # of both operands, padded; assumed: beyond, a launch is little of what passes take
 
 
@@ -81,5 +82,18 @@ def _element_bytes(problem: Problem, operand: str) -> int:
 
 def is_tma_storable(problem: Problem) -> bool:
     """Whether TMA can step over the result's rows."""
-    elements = problem.n if problem.c_major == "n" else problem.m
-    return elements * DTYPE_BYTES[problem.out_dtype] % TMA_ALIGN_BYTES == 0
+    return _result_row_bytes(problem) % TMA_ALIGN_BYTES == 0
+
+
+def ends_within_sectors(problem: Problem) -> bool:
+    """Whether rows of the result begin and end within sectors, which are then written in part."""
+    return _result_row_bytes(problem) % SECTOR_BYTES != 0
+
+
+def store_of(tile: Tile, problem: Problem) -> str:
+    """How a result leaves: "tma", or by "threads" where TMA cannot step over its rows or the tile has no part for it."""
+    return "tma" if is_tma_storable(problem) and not (tile.direct or tile.by_rows) else "threads"
+
+
+def _result_row_bytes(problem: Problem) -> int:
+    return (problem.n if problem.c_major == "n" else problem.m) * DTYPE_BYTES[problem.out_dtype]

@@ -12,6 +12,7 @@ from jax_bwgemm.facts.tile import SWIZZLE_BYTES, Tile
 
 SEGMENT_BYTES = 512  # of a row that a warp of threads stores at once: 16 bytes a lane
 STORE_SPAN_BYTES = 64  # one row of a store box: few registers at a time, and several boxes are in flight in 32 KiB
+SWIZZLE_ATOM_BYTES = 1024  # eight rows of 128 bytes, PTX ISA, swizzling modes: what a stage of shared memory starts on
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
 DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
@@ -205,7 +206,17 @@ def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
             (span * DTYPE_BYTES[in_dtype] + CHUNK_BYTES) * (rows if major == "k" else tile.k_tile * (rows // span))
             for (span, _), major in boxes
         )
-    return stage_bytes(tile, in_dtype) + raw
+    return -(-(stage_bytes(tile, in_dtype) + raw) // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
+
+
+def direct_stages(tile: Tile, k: int | None, most: int) -> int:
+    """Of the stages that a direct tile is compiled for, `most`, those that a launch has room for: all, or for a `k`
+    that fits fewer, the next power of two. So several CTAs of a short sum share an SM, and a kernel is loaded for few
+    sizes of shared memory."""
+    if k is None:
+        return most
+    k_tiles = -(-k // tile.k_tile)
+    return min(most, 1 << (k_tiles - 1).bit_length())
 
 
 def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:

@@ -172,6 +172,13 @@ BLACKWELL_NARROW = (
 )
 
 HOPPER_DIRECT = tuple(Tile(m, n, direct=True) for m, n in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 16)))
+HOPPER_ROW = (
+    Tile(128, 256, cluster_m=2, by_rows=True),
+    Tile(128, 256, cluster_m=2, stream_k=True, by_rows=True),
+    Tile(256, 128, by_rows=True),
+    Tile(128, 128, cluster_n=2, pingpong=True, by_rows=True),
+    Tile(64, 128, by_rows=True),
+)
 
 SHIPPED_TILES = {
     "hopper": (*HOPPER_BASE, *HOPPER_FURTHER, *HOPPER_PROMOTED, *HOPPER_GATED, *HOPPER_SYMMETRIC),
@@ -185,6 +192,10 @@ SWAPPED_TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": HOPPER_SWAPPED,
     "blackwell": (),
 }  # of the transposed product of more rows than few: its columns may be any multiple of 16, whatever the weights' major
+ROW_TILES: dict[str, tuple[Tile, ...]] = {
+    "hopper": HOPPER_ROW,
+    "blackwell": (),
+}  # of results whose rows end within sectors
 DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": HOPPER_DIRECT,
     "blackwell": (),

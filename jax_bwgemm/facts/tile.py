@@ -28,6 +28,7 @@ class Tile:
     `symmetric`: b is a's transpose; only cluster tiles on and under the diagonal are computed, and those under it are
     stored twice, as they are and mirrored. `direct` (Hopper): for small products; a CTA for each tile, whose threads
     load the operands themselves, of any row pitch, and store the result, without TMA, barriers in memory or a cluster.
+    `by_rows`: warps store the rows of an n-major result, where TMA could (where it cannot, every tile does so).
     """
 
     mma_m: int
@@ -44,6 +45,7 @@ class Tile:
     gated: bool = False
     symmetric: bool = False
     direct: bool = False
+    by_rows: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in _FIELDS.items():
@@ -94,6 +96,7 @@ class Tile:
         ways = ("_pingpong" if self.pingpong else "") + ("_streamk" if self.stream_k else "")
         ways += ("_promoted" if self.promoted else "") + ("_gated" if self.gated else "")
         ways += ("_symmetric" if self.symmetric else "") + ("_direct" if self.direct else "")
+        ways += "_rows" if self.by_rows else ""
         return f"{self.mma_m}x{self.mma_n}x{self.k_tile}{accs}_cta{self.cta_group}_{cluster}{ways}"
 
     @classmethod
@@ -101,7 +104,7 @@ class Tile:
         """The inverse of `str`: `Tile.from_str("128x256x64_cta1_cluster2x1")`."""
         pattern = (
             r"(\d+)x(\d+)x(\d+)(?:_acc(\d+))?_cta(\d+)_cluster(\d+)x(\d+)(?:x(\d+))?(_pingpong)?(_streamk)?(_promoted)?"
-            r"(_gated)?(_symmetric)?(_direct)?"
+            r"(_gated)?(_symmetric)?(_direct)?(_rows)?"
         )
         if not isinstance(text, str):
             raise TypeError(f"`tile` requires a `Tile` or its name, got {text!r}")

@@ -9,7 +9,7 @@ from typing import Any
 from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import ACC, UP, Epilogue, Moves, Node, Reduction, inputs, parse
 from jax_bwgemm.facts.legality import why_not
-from jax_bwgemm.facts.padding import is_tma_storable
+from jax_bwgemm.facts.padding import store_of
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.recipe import ALIGN_BYTES, Buffer, TensorMap
 from jax_bwgemm.facts.resources import load_box, moves_of, store_box, store_cols, swizzle_atom_bytes, warp_rows
@@ -80,7 +80,8 @@ def _texts(fields: Mapping[str, Any], name: str, count: int) -> list[list[str]]:
 
 
 def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
-    """The variant that computes `problem` with `tile` on `target`."""
+    """The variant that computes `problem` with `tile` on `target`. A tile that stores `by_rows` has that of rows that TMA
+    cannot step over."""
     return Variant(
         target,
         problem.a_dtype,
@@ -88,10 +89,10 @@ def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
         problem.out_dtype,
         problem.a_major,
         problem.b_major,
-        tile,
+        dataclasses.replace(tile, by_rows=False),
         problem.epilogue.out,
         problem.c_major,
-        "tma" if is_tma_storable(problem) and not tile.direct else "threads",
+        store_of(tile, problem),
         problem.epilogue.seconds,
         problem.epilogue.reductions,
     )

@@ -5,6 +5,7 @@ for each k. A box has a line of `span` bytes for each of its rows, with its 16-b
 leave it. Chunks are dealt to the threads in turn, so those of a line belong to one warp, always the same:
 
     aligned   every line starts on 16 bytes, and so do all of its chunks: each is one cp.async to its place
+    paired    every line starts on 4 bytes: each chunk is four cp.async
     raw       else cp.async brings the aligned chunks that hold the line, one more than it has, to a place beside the
               stages. Once they are there, the same warp realigns them, by words and then by bytes, into the box
 
@@ -22,24 +23,27 @@ from cutlass import Boolean, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-from jax_bwgemm.facts.resources import CHUNK_BYTES, load_box
+from jax_bwgemm.facts.resources import CHUNK_BYTES, direct_stage_bytes, load_box
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.sm90_fragments import swizzled
 
 ELEMENT_BYTES = 2
 CHUNK_ELEMS = CHUNK_BYTES // ELEMENT_BYTES
-WORDS = CHUNK_BYTES // 4
+WORD_BYTES = 4  # the least that cp.async moves, PTX ISA
+WORDS = CHUNK_BYTES // WORD_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Those of one stage of an operand: `boxes` of `rows` lines each, of `span` bytes, for so many `threads`."""
+    """Those of one stage of an operand: `boxes` of `rows` lines each, of `span` bytes, for so many `threads`;
+    `stage_bytes` from a stage to the next."""
 
     is_k_major: bool
     boxes: int
     rows: int
     span: int
     threads: int
+    stage_bytes: int
 
     @property
     def chunks(self) -> int:
@@ -79,7 +83,7 @@ def lines_of(tile: Tile, operand: str, major: str, in_dtype: str, threads: int) 
     span, rows = load_box(tile, operand, major, in_dtype)
     extent = tile.cta_m if operand == "a" else tile.mma_n
     boxes = 1 if major == "k" else extent // span
-    return Lines(major == "k", boxes, rows, span * ELEMENT_BYTES, threads)
+    return Lines(major == "k", boxes, rows, span * ELEMENT_BYTES, threads, direct_stage_bytes(tile, in_dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Loader:
     raw: Int32
     tidx: Int32
     is_aligned: Boolean
+    is_paired: Boolean
 
     @cute.jit
     def fill(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
@@ -113,6 +118,8 @@ class Loader:
             self._fill_aligned(k_idx, stage)
         elif self.is_aligned:
             self._fill_aligned(k_idx, stage)
+        elif self.is_paired:
+            self._fill_paired(k_idx, stage)
         else:
             self._fill_raw(k_idx, stage)
 
@@ -120,7 +127,7 @@ class Loader:
     def realign(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
         """Raw lines that have come -> boxes, by the warp that loaded them."""
         if cutlass.const_expr(not is_aligned):  # noqa: SIM102
-            if not self.is_aligned:
+            if not (self.is_aligned | self.is_paired):
                 self._realign(k_idx, stage)
 
     @cute.jit
@@ -134,6 +141,22 @@ class Loader:
                 cp_async(place, self.base, offset, count)
             elif self._has(turn):
                 cp_async(place, self.base, offset, count)
+
+    @cute.jit
+    def _fill_paired(self, k_idx: Int32, stage: Int32) -> None:
+        for turn in cutlass.range_constexpr(self.lines.turns):
+            if cutlass.const_expr(self._has_all(turn)):  # noqa: SIM114
+                self._fill_pairs(turn, k_idx, stage)
+            elif self._has(turn):
+                self._fill_pairs(turn, k_idx, stage)
+
+    @cute.jit
+    def _fill_pairs(self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32) -> None:
+        offset, is_line, rest = self._of_turn(turn, k_idx)
+        left, place = cutlass.select_(is_line, rest * ELEMENT_BYTES, Int32(0)), self._place(turn, stage)
+        for i in cutlass.range_constexpr(WORDS):
+            count = cutlass.max(cutlass.min(left - WORD_BYTES * i, WORD_BYTES), 0)
+            cp_async(place + WORD_BYTES * i, self.base, offset + WORD_BYTES * i, count, WORD_BYTES)
 
     @cute.jit
     def _fill_raw(self, k_idx: Int32, stage: Int32) -> None:
@@ -219,12 +242,12 @@ class Loader:
         lines, (box, behind) = self.lines, self._at(turn)
         row = self.tidx // lines.chunks + behind
         chunk = swizzled(self.tidx % lines.chunks, row, lines.span)
-        return self.smem + stage * lines.bytes + (box * lines.rows + row) * lines.span + chunk * CHUNK_BYTES
+        return self.smem + stage * lines.stage_bytes + (box * lines.rows + row) * lines.span + chunk * CHUNK_BYTES
 
     def _raw_place(self, turn: int, stage: Int32) -> Int32:
         lines, (box, behind) = self.lines, self._at(turn)
         row = box * lines.rows + self.tidx // lines.chunks + behind
-        return self.raw + stage * lines.raw_bytes + row * lines.raw_line + self.tidx % lines.chunks * CHUNK_BYTES
+        return self.raw + stage * lines.stage_bytes + row * lines.raw_line + self.tidx % lines.chunks * CHUNK_BYTES
 
     def _inside(self, offset: Int32, line_end: Int32, is_line: Any) -> Int32:
         """Bytes of a chunk that are the operand's, or none if it has nothing of the line."""
@@ -253,17 +276,22 @@ def shared_chunk(address: Int32) -> cute.Tensor:
     return cute.make_tensor(place, cute.make_layout(WORDS))
 
 
-def cp_async(place: Int32, base: Int64, offset: Int32, count: Int32) -> None:
-    """The first `count` of 16 bytes from global to shared memory, both at multiples of 16, and zeros behind them."""
+def cp_async(place: Int32, base: Int64, offset: Int32, count: Int32, size: int = CHUNK_BYTES) -> None:
+    """The first `count` of `size` bytes, 4 or 16, from global to shared memory, both at multiples of that, and zeros
+    behind them."""
     address = base + Int64(Uint32(offset))
-    smem = cute.make_ptr(Uint32, place, cute.AddressSpace.smem, assumed_align=CHUNK_BYTES)
-    gmem = cute.make_ptr(Uint32, address, cute.AddressSpace.gmem, assumed_align=CHUNK_BYTES)
-    _cp_async(smem, gmem, count)
+    smem = cute.make_ptr(Uint32, place, cute.AddressSpace.smem, assumed_align=size)
+    gmem = cute.make_ptr(Uint32, address, cute.AddressSpace.gmem, assumed_align=size)
+    _cp_async(smem, gmem, count, size)
 
 
 @dsl_user_op
-def _cp_async(smem: cute.Pointer, gmem: cute.Pointer, count: Int32, *, loc: Any = None, ip: Any = None) -> None:
-    """The DSL's copy atom has no count."""
+def _cp_async(
+    smem: cute.Pointer, gmem: cute.Pointer, count: Int32, size: int, *, loc: Any = None, ip: Any = None
+) -> None:
+    """The DSL's copy atom has no count. By way of the L1 cache only what is less than a chunk."""
     at = {"loc": loc, "ip": ip}
-    kind, size = nvvm.LoadCacheModifierKind.CG, count.ir_value(**at)
-    nvvm.cp_async_shared_global(smem.to_llvm_ptr(**at), gmem.to_llvm_ptr(**at), CHUNK_BYTES, kind, cp_size=size, **at)
+    kinds = nvvm.LoadCacheModifierKind
+    kind = kinds.CG if size == CHUNK_BYTES else kinds.CA
+    left = count.ir_value(**at)
+    nvvm.cp_async_shared_global(smem.to_llvm_ptr(**at), gmem.to_llvm_ptr(**at), size, kind, cp_size=left, **at)

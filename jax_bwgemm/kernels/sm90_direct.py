@@ -27,10 +27,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_bwgemm.facts.resources import CHUNK_BYTES
+from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
-from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, Loader, lines_of
+from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, WORD_BYTES, Loader, lines_of
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.outlets import store_group
 from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
@@ -38,7 +38,7 @@ from jax_bwgemm.kernels.sm90_deal import STORE_BARRIER, WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
 from jax_bwgemm.kernels.sm90_store import Sums, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
-from jax_bwgemm.kernels.thread_outlets import FragmentOutlet
+from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, row_outlet
 
 IN_FLIGHT = 2  # k tiles whose stages wgmmas may be reading
 
@@ -81,11 +81,10 @@ class Sm90Direct:
     def kernel(self, params: Params) -> None:
         facts, deal = self.facts, self.deal
         a_smem, b_smem = self.wgmma.smem_layouts()
-        allocator = cutlass.memory.SmemAllocator()
-        sA = allocator.allocate_tensor(facts.a_dtype, a_smem.outer, 1024, a_smem.inner)
-        sB = allocator.allocate_tensor(facts.b_dtype, b_smem.outer, 1024, b_smem.inner)
-        raw_a = allocator.allocate_array(Int64, facts.stages * self.a_lines.raw_bytes // 8)
-        raw_b = allocator.allocate_array(Int64, facts.stages * self.b_lines.raw_bytes // 8)
+        parts = self.a_lines.bytes, self.b_lines.bytes, self.a_lines.raw_bytes  # of a stage; and b's raw lines
+        stages = cutlass.memory.SmemAllocator().allocate(facts.stages * self.a_lines.stage_bytes, SWIZZLE_ATOM_BYTES)
+        sA, sB = self.operand(stages, a_smem, facts.a_dtype), self.operand(stages + parts[0], b_smem, facts.b_dtype)
+        raw_a, raw_b = stages + sum(parts[:2]), stages + sum(parts)
         tidx = cute.arch.thread_idx()[0]
         m_idx, n_idx, l_idx = cute.arch.block_idx()
         sizes = params.sizes
@@ -103,7 +102,7 @@ class Sm90Direct:
         sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
         slabs = cutlass.const_expr(facts.tile.cta_m // facts.boxes.rows)
         at = m_idx * slabs + group.idx, n_idx * deal.boxes_n, l_idx
-        outlets = tuple(FragmentOutlet(facts.boxes, group, out, sizes) for out in params.maps.c)
+        outlets = tuple(self.outlet(group, stages, out, sizes) for out in params.maps.c)
         operands = self.wgmma.operands(sA, sB, group)
         if loaders[0].is_aligned & loaders[1].is_aligned:
             self.compute(loaders, operands, sums, outlets, at, sizes.k, True)
@@ -156,6 +155,19 @@ class Sm90Direct:
         wait_for_sums(acc)
         store_sums(sums, outlets, acc, at, loaded)
 
+    def operand(self, first: cute.Pointer, layout: Any, dtype: Any) -> cute.Tensor:
+        """(m or n, k, stage), its first stage at `first`."""
+        of_one = cute.slice_(layout.outer, (None, None, 0))
+        to_next = self.a_lines.stage_bytes * 8 // dtype.width
+        outer = cute.append(of_one, cute.make_layout(self.facts.stages, stride=to_next))
+        return cute.make_tensor(cute.recast_ptr(first, swizzle_=layout.inner, dtype=dtype), outer)
+
+    def outlet(self, group: Any, stages: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> FragmentOutlet:
+        """Rows go through the first stage, which no wgmma reads any more when sums are stored."""
+        boxes = self.facts.boxes
+        rows = row_outlet(boxes, group, stages, out, sizes) if boxes.by_rows else None
+        return FragmentOutlet(boxes, group, out, sizes, rows)
+
     def loader(
         self,
         lines: Any,
@@ -185,4 +197,5 @@ class Sm90Direct:
             raw=Int32(raw.toint()),
             tidx=tidx,
             is_aligned=size * ELEMENT_BYTES % CHUNK_BYTES == 0,
+            is_paired=size * ELEMENT_BYTES % WORD_BYTES == 0,
         )

@@ -21,7 +21,7 @@ import dataclasses
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, multiplied_flops, num_waves, wave_shape
-from jax_bwgemm.facts.padding import is_padded_together, is_tma_storable, padded_shape, padding
+from jax_bwgemm.facts.padding import is_padded_together, padded_shape, padding, store_of
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import (
     acc_stages,
@@ -48,7 +48,7 @@ from jax_bwgemm.planner.cycles import (
     overlapped,
     store_rate,
 )
-from jax_bwgemm.planner.direct import direct_cycles
+from jax_bwgemm.planner.direct import direct_cycles, launch_stages
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, waves_and_rest
 
 CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point: a contraction, since slope * utilisation < clock
@@ -127,7 +127,9 @@ def roofline_us(problem: Problem, arch: Arch) -> float:
 
 def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
-    store = "tma" if is_tma_storable(problem) and not tile.direct else "threads"
+    store = store_of(tile, problem)
+    if tile.direct:
+        return Schedule(launch_stages(tile, problem, arch), store=store)
     return Schedule(
         num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves_of(tile, problem.epilogue.moves)),
         acc_stages(tile, arch.tmem_cols),

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, inside, num_tiles, readers
-from jax_bwgemm.facts.padding import is_torn
+from jax_bwgemm.facts.padding import ends_within_sectors, is_torn
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import (
     WARPS_PER_WARPGROUP,
     column_halves,
     load_box,
     segments,
+    store_box,
     store_boxes,
     store_rows,
     storing_warps,
@@ -137,14 +138,17 @@ def box_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
 def store_rate(tile: Tile, problem: Problem, arch: Arch, store: str = "tma") -> float:
     """Bytes a clock at which a CTA stores: shared memory's rate, or its share of device memory's where all CTAs store,
     load nothing meanwhile, and the L2 cache cannot take it. Where threads store, each piece of a row costs as if it had
-    `segment_bytes` more."""
+    `segment_bytes` more; where TMA stores rows that end within sectors, each costs as `torn_bytes` more."""
     size = DTYPE_BYTES[problem.out_dtype]
     is_kept = problem.batch * problem.m * problem.n * size <= arch.constants.retained * arch.l2_bytes
     rate = arch.constants.store_bytes_per_clk
     if not (is_kept or arch.family.multiplies_while_storing):
         rate = memory_bytes_per_clk(arch) / (concurrent_clusters(tile, arch) * tile.cluster_ctas)
     if store == "tma":
-        return rate
+        if not ends_within_sectors(problem):
+            return rate
+        stored = store_box(tile, problem.out_dtype, problem.c_major, arch.target, store, problem.epilogue.moves)
+        return rate / (1 + arch.constants.torn_bytes / (stored[0] * size))
     _, cols = segments(tile, problem.out_dtype, arch.target)
     return rate / (1 + arch.constants.segment_bytes / (cols * size))
 

@@ -6,30 +6,40 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import ceil_div, fill_bytes, k_steps, num_tiles
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.resources import CHUNK_BYTES, smem_bytes, storing_warps
+from jax_bwgemm.facts.resources import CHUNK_BYTES, direct_stage_bytes, direct_stages, num_stages, storing_warps
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cycles import mma_cycles
 
 WARP_THREADS = 32
 SCHEDULERS = 4  # of an SM: a warp each issues an instruction a clock
+SM_THREADS = 512  # of an SM, at least, whatever registers each has: of up to 128, which direct tiles have
 
 
 def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     """Of a launch, gates aside: the start of a CTA, with the latency of its first loads; a step for each k tile; the
-    stores; and all of it again for each round of CTAs."""
+    stores; and all of it again for each round of CTAs. Those that share an SM hide each other's latencies, but take turns
+    at what it does."""
     c = arch.constants
     threads = WARP_THREADS * storing_warps(tile, arch.target)
-    own = k_steps(tile, problem) * step_cycles(tile, problem, arch) + c.direct_element_cycles * (
+    size = direct_stage_bytes(tile, problem.a_dtype) * launch_stages(tile, problem, arch)
+    room = min(arch.smem_bytes // size, SM_THREADS // threads)
+    sharing = min(room, ceil_div(num_tiles(tile, problem), arch.num_sms))
+    own = k_steps(tile, problem) * step_cycles(tile, problem, arch, sharing) + c.direct_element_cycles * (
         tile.cta_m * tile.out_n / threads
     )
-    size = smem_bytes(tile, problem.a_dtype, problem.out_dtype, arch)
-    rounds = ceil_div(num_tiles(tile, problem), arch.num_sms * max(1, arch.smem_bytes // size))
+    rounds = ceil_div(num_tiles(tile, problem), arch.num_sms * room)
     return c.direct_start_cycles + own + (rounds - 1) * (c.direct_round_cycles + own)
 
 
-def step_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
+def launch_stages(tile: Tile, problem: Problem, arch: Arch, is_k_known: bool = True) -> int:
+    """Those that a launch has room for."""
+    most = num_stages(tile, problem.a_dtype, problem.out_dtype, arch)
+    return direct_stages(tile, problem.k if is_k_known else None, most)
+
+
+def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:
     """Of a k tile: all threads meet, and wait for the slowest of its MMAs, what it reads from the L2 cache, and the
-    instructions that load it."""
+    instructions that load it. `sharing`: so many CTAs are on an SM."""
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
     ctas = min(num_tiles(tile, problem), arch.num_sms)
     rate = min(c.l2_alone_bytes_per_clk, c.l2_read_bytes_per_clk * arch.num_sms / ctas)
@@ -37,4 +47,5 @@ def step_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     each = (c.direct_raw_cycles if padding(problem, x) else c.direct_chunk_cycles for x in "ab")
     chunks = tile.k_tile * in_bytes / CHUNK_BYTES / (WARP_THREADS * SCHEDULERS)
     issued = chunks * sum(rows * cycles for rows, cycles in zip(parts, each, strict=True))
-    return c.direct_step_cycles + max(mma_cycles(tile, in_bytes, arch), fill_bytes(tile, in_bytes) / rate, issued)
+    slowest = max(mma_cycles(tile, in_bytes, arch), fill_bytes(tile, in_bytes) / rate, issued)
+    return c.direct_step_cycles + sharing * slowest

@@ -8,7 +8,7 @@ import math
 
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.geometry import cluster_tiles, concurrent_clusters, k_steps, num_tiles
-from jax_bwgemm.facts.padding import is_torn
+from jax_bwgemm.facts.padding import ends_within_sectors, is_torn
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import Cost, Schedule, cost, memory_bytes, shipped_schedule
@@ -66,6 +66,7 @@ def _of_problem(problem: Problem) -> dict[str, float]:
         "out_bytes": DTYPE_BYTES[problem.out_dtype],
         "a_is_torn": is_torn(problem, "a"),
         "b_is_torn": is_torn(problem, "b"),
+        "c_is_torn": ends_within_sectors(problem),
     }
 
 

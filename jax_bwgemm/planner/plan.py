@@ -9,16 +9,17 @@ from statistics import geometric_mean
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
-from jax_bwgemm.facts.padding import is_tma_storable, why_not_padded
+from jax_bwgemm.facts.padding import ends_within_sectors, is_tma_storable, why_not_padded
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import acc_stages
-from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, ROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
+from jax_bwgemm.planner.direct import launch_stages
 from jax_bwgemm.planner.measured import Record
 from jax_bwgemm.planner.order import l2_hints, raster
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
@@ -60,7 +61,8 @@ class Plan:
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
     row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
     side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
-    `stream`: which tiles the clusters share, if the tile has `stream_k`. With `pdl` the kernel may start before the one
+    `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct tile's launch has
+    room for; 0: all that its kernel has. With `pdl` the kernel may start before the one
     before it ends (programmatic dependent launch). `candidates` are in the planner's order of preference. `record`
     holds the measured times that the choice follows, if it does.
     """
@@ -78,6 +80,7 @@ class Plan:
     b_l2: str = "normal"
     pdl: bool = False
     stream: Stream = NO_STREAM
+    stages: int = 0
     record: Record | None = None
 
     @property
@@ -104,10 +107,11 @@ def candidates(
     narrow: TileLists = NARROW_TILES,
     swapped: TileLists = SWAPPED_TILES,
     direct: TileLists = DIRECT_TILES,
+    rows: TileLists = ROW_TILES,
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
-    its few columns; if it `is_swappable`, for its transpose, narrow ones for few rows and others for more; and direct
-    ones, if it `is_small`."""
+    its few columns; if it `is_swappable`, for its transpose, narrow ones for few rows and others for more; direct ones,
+    if it `is_small`; and of a result that TMA would write in parts of sectors, those that store `by_rows`."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
     fitting = (x for x in shipped[family] if (x.promoted, x.gated) == asked and x.symmetric <= problem.symmetric)
@@ -119,6 +123,8 @@ def candidates(
         found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
     if is_small(problem, arch):
         found += [_candidate(problem, tile, False) for tile in direct[family]]
+    if _is_worth_rows(problem):
+        found += [_candidate(problem, tile, False) for tile in rows[family]]
     return tuple(found)
 
 
@@ -153,6 +159,11 @@ def is_small(problem: Problem, arch: Arch) -> bool:
     halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
     is_little = problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
     return halves and is_little and "direct" not in arch.family.lacks
+
+
+def _is_worth_rows(problem: Problem) -> bool:
+    is_torn = problem.c_major == "n" and is_tma_storable(problem) and ends_within_sectors(problem)
+    return is_torn and DTYPE_BYTES[problem.a_dtype] == 2 and problem.epilogue.is_identity
 
 
 def plan(
@@ -229,6 +240,7 @@ def plan(
         b_l2=b_l2,
         pdl=pdl,
         stream=stream,
+        stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,
         record=source,
     )
 
