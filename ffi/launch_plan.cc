@@ -67,17 +67,17 @@ Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32
   return {};
 }
 
-// A CTA for each tile, alone in its cluster: where it is, is its tile.
+// A CTA for each tile, or a cluster of those that divide its k: where they are, is their tile.
 Status PlanTileGrid(const Geometry& geometry, int64_t tiles_m, int64_t tiles_n, int64_t batch, JbwLaunchPlan* plan) {
-  JBW_RETURN_IF_ERROR(CheckRange("cluster_m * cluster_n * cluster_k",
-                                 geometry.cluster_m * geometry.cluster_n * geometry.cluster_k, 1, 1));
+  JBW_RETURN_IF_ERROR(CheckRange("cluster_m * cluster_n", geometry.cluster_m * geometry.cluster_n, 1, 1));
   JBW_RETURN_IF_ERROR(CheckRange("tiles along n", tiles_n, 1, kMaxGridZ));
-  JBW_RETURN_IF_ERROR(CheckRange("batch", batch, 1, kMaxGridZ));
-  const int64_t grid[3] = {tiles_m, tiles_n, batch};
+  JBW_RETURN_IF_ERROR(CheckRange("batch", batch, 1, kMaxGridZ / geometry.cluster_k));
+  const int64_t grid[3] = {tiles_m, tiles_n, batch * geometry.cluster_k};
   for (int i = 0; i < 3; ++i) {
     plan->grid[i] = static_cast<uint32_t>(grid[i]);
     plan->cluster[i] = 1;
   }
+  plan->cluster[2] = static_cast<uint32_t>(geometry.cluster_k);
   return {};
 }
 

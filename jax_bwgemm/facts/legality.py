@@ -17,6 +17,7 @@ from jax_bwgemm.facts.resources import (
     PLAIN,
     acc_cols,
     column_halves,
+    exchange_bytes,
     load_box,
     moves_of,
     num_stages,
@@ -159,8 +160,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     stages = num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves)
     if stages < 3:
         return f"a pipeline requires 3 stages in {arch.smem_bytes} bytes of shared memory, got {max(stages, 0)}"
-    exchange = 4 * tile.cta_m * tile.mma_n
-    if tile.cluster_k > 1 and exchange > stages * stage_bytes(tile, problem.a_dtype):
+    exchange = exchange_bytes(tile)
+    if exchange > stages * stage_bytes(tile, problem.a_dtype):
         return f"`cluster_k` requires an accumulator that fits the stages it is exchanged through, got {exchange} bytes"
     return None
 
@@ -219,8 +220,8 @@ def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
     """A CTA is alone with its tile, and MMAs read both operands from shared memory, whatever their majors."""
     if not tile.direct:
         return None
-    if tile.cluster_ctas > 1 or tile.pingpong or tile.stream_k or tile.gated or tile.symmetric:
-        return f"`direct` requires a cluster of one, no ping-pong, no stream_k, one b and all tiles, got {tile}"
+    if tile.cluster_ctas > tile.cluster_k or tile.pingpong or tile.stream_k or tile.gated or tile.symmetric:
+        return f"`direct` requires a cluster of one or along k, no ping-pong, no stream_k, one b and all tiles, got {tile}"
     if DTYPE_BYTES[problem.a_dtype] != 2:
         return f"`direct` requires operands of 2 bytes, got {problem.a_dtype}"
     if problem.epilogue.moves != PLAIN:
@@ -353,7 +354,7 @@ def why_not_sizes(tile: Tile, problem: Problem) -> str | None:
 
 def _why_not_direct_sizes(tile: Tile, problem: Problem) -> str | None:
     """What its grid counts along y and z, and its threads in int32 offsets, beyond an operand's end, too."""
-    for name, size in (("tiles along n", cluster_tiles(tile, problem)[1]), ("matrices of a batch", problem.batch)):
+    for name, size in (("tiles along n", cluster_tiles(tile, problem)[1]), ("matrices of a batch", problem.batch * tile.cluster_k)):
         if size > MAX_GRID_YZ:
             return f"`direct` requires at most {MAX_GRID_YZ} {name}, got {size}"
     for name, size in zip(("a", "b"), operand_bytes(problem), strict=True):

@@ -16,6 +16,8 @@ SWIZZLE_ATOM_BYTES = 1024  # eight rows of 128 bytes, PTX ISA, swizzling modes: 
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES = 4
 DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
+DIRECT_SPLITS = 4  # CTAs of an SM, at least, that divide k: while one realigns rows, another's wgmmas run
+CTA_BYTES = 1024  # of shared memory that the system has of each CTA, CUDA C++ programming guide, compute capability 9.0
 CHUNK_BYTES = 16  # of a load or store of a thread
 FLAG_BYTES = 4096  # at the front of a workspace: 8 bytes for each CTA and store group
 WARPS_PER_WARPGROUP = 4
@@ -155,6 +157,14 @@ def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
     return (16 if 16 * cols * out_bytes <= share else 8), cols
 
 
+def direct_smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, target: str, stages: int) -> int:
+    """Of a launch with so many stages: these, or if that is more what goes through them when sums are stored, parts of
+    sums and rows; and barriers behind them where CTAs divide k."""
+    rows, cols = segments(tile, out_dtype, target)
+    stored = exchange_bytes(tile) + storing_warps(tile, target) * rows * cols * DTYPE_BYTES[out_dtype]
+    return max(stages * direct_stage_bytes(tile, in_dtype), stored) + (BARRIER_BYTES if tile.cluster_k > 1 else 0)
+
+
 def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, int]:
     """(contiguous, other) elements of one TMA load of operand "a" or of a "b"; CTAs that share it each load a part.
 
@@ -197,26 +207,28 @@ def stage_bytes(tile: Tile, in_dtype: str) -> int:
 
 
 def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
-    """Shared memory of a stage of a direct tile: its part of A and of B, and room for both as they lie in global memory
-    where their rows do not start on 16 bytes, whatever their majors: every row of a box and 16 bytes more."""
-    raw = 0
+    """Shared memory of a stage of a direct tile: its part of A and of B, and beside them 16 bytes for each row of a box,
+    whatever their majors: as operands lie in global memory, a row that starts anywhere lies in so much more."""
+    lines = 0
     for operand, rows in (("a", tile.cta_m), ("b", tile.mma_n)):
-        boxes = ((load_box(tile, operand, major, in_dtype), major) for major in ("k", "mn"))
-        raw += max(
-            (span * DTYPE_BYTES[in_dtype] + CHUNK_BYTES) * (rows if major == "k" else tile.k_tile * (rows // span))
-            for (span, _), major in boxes
-        )
-    return -(-(stage_bytes(tile, in_dtype) + raw) // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
+        lines += max(rows, tile.k_tile * (rows // load_box(tile, operand, "mn", in_dtype)[0]))
+    size = stage_bytes(tile, in_dtype) + lines * CHUNK_BYTES
+    return -(-size // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
 
 
 def direct_stages(tile: Tile, k: int | None, most: int) -> int:
     """Of the stages that a direct tile is compiled for, `most`, those that a launch has room for: all, or for a `k`
     that fits fewer, the next power of two. So several CTAs of a short sum share an SM, and a kernel is loaded for few
-    sizes of shared memory."""
-    if k is None:
+    sizes of shared memory. All where CTAs divide k."""
+    if k is None or tile.cluster_k > 1:
         return most
     k_tiles = -(-k // tile.k_tile)
     return min(most, 1 << (k_tiles - 1).bit_length())
+
+
+def exchange_bytes(tile: Tile) -> int:
+    """Shared memory for a CTA's part of the sums where several divide k."""
+    return 4 * tile.cta_m * tile.mma_n if tile.cluster_k > 1 else 0
 
 
 def store_box_bytes(tile: Tile, out_dtype: str, target: str) -> int:
@@ -240,7 +252,10 @@ def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Mov
     """As many stages as shared memory allows beside the barriers and the epilogue's buffers, of which a direct tile has
     none; of its stages, DIRECT_STAGES are enough."""
     if tile.direct:
-        return min(DIRECT_STAGES, arch.smem_bytes // direct_stage_bytes(tile, in_dtype))
+        room = arch.smem_bytes
+        if tile.cluster_k > 1:
+            room = (arch.smem_bytes + CTA_BYTES) // DIRECT_SPLITS - CTA_BYTES - BARRIER_BYTES
+        return min(DIRECT_STAGES, room // direct_stage_bytes(tile, in_dtype))
     free = arch.smem_bytes - BARRIER_BYTES - epilogue_bytes(tile, out_dtype, arch.target, moves)
     return free // stage_bytes(tile, in_dtype)
 
@@ -248,7 +263,8 @@ def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Mov
 def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """Dynamic shared memory of a launch."""
     if tile.direct:
-        return num_stages(tile, in_dtype, out_dtype, arch, moves) * direct_stage_bytes(tile, in_dtype)
+        stages = num_stages(tile, in_dtype, out_dtype, arch, moves)
+        return direct_smem_bytes(tile, in_dtype, out_dtype, arch.target, stages)
     stages = num_stages(tile, in_dtype, out_dtype, arch, moves) * stage_bytes(tile, in_dtype)
     return BARRIER_BYTES + stages + epilogue_bytes(tile, out_dtype, arch.target, moves)
 

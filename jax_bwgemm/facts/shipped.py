@@ -171,7 +171,24 @@ BLACKWELL_NARROW = (
     Tile(128, 64, cluster_k=4),
 )
 
-HOPPER_DIRECT = tuple(Tile(m, n, direct=True) for m, n in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 16)))
+HOPPER_DIRECT = (
+    Tile(64, 16, direct=True),
+    Tile(64, 32, direct=True),
+    Tile(64, 64, direct=True),
+    Tile(128, 64, direct=True),
+    Tile(128, 16, direct=True),
+    Tile(64, 128, direct=True),
+    Tile(128, 128, direct=True),
+    Tile(64, 192, direct=True),
+)
+HOPPER_DIRECT_SPLIT = (
+    Tile(64, 16, cluster_k=4, direct=True),
+    Tile(64, 16, cluster_k=8, direct=True),
+    Tile(64, 32, cluster_k=4, direct=True),
+    Tile(64, 32, cluster_k=8, direct=True),
+    Tile(64, 64, cluster_k=4, direct=True),
+    Tile(64, 64, cluster_k=8, direct=True),
+)
 HOPPER_ROW = (
     Tile(128, 256, cluster_m=2, by_rows=True),
     Tile(128, 256, cluster_m=2, stream_k=True, by_rows=True),
@@ -197,6 +214,10 @@ ROW_TILES: dict[str, tuple[Tile, ...]] = {
     "blackwell": (),
 }  # of results whose rows end within sectors
 DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
-    "hopper": HOPPER_DIRECT,
+    "hopper": (*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT),
     "blackwell": (),
-}  # of small products, as they are
+}  # of small products, and of few columns whose operands TMA cannot step over
+SWAPPED_DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
+    "hopper": (*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT),
+    "blackwell": (),
+}  # the same of few rows

@@ -2,15 +2,16 @@
 
 Lines are what is contiguous in memory: of a k-major operand a row's part of the k tile, else a part of the tile's rows
 for each k. A box has a line of `span` bytes for each of its rows, with its 16-byte chunks `swizzled`, as TMA would
-leave it. Chunks are dealt to the threads in turn, so those of a line belong to one warp, always the same:
+leave it. What is dealt to the threads in turn are
 
-    aligned   every line starts on 16 bytes, and so do all of its chunks: each is one cp.async to its place
-    paired    every line starts on 4 bytes: each chunk is four cp.async
-    raw       else cp.async brings the aligned chunks that hold the line, one more than it has, to a place beside the
-              stages. Once they are there, the same warp realigns them, by words and then by bytes, into the box
+    chunks    of 16 bytes, if every line starts on such: each is one cp.async to its place
+    words     of 4 bytes, else, if every line starts on such: the same, so that 32 lanes copy 128 bytes side by side
+    chunks    else: cp.async brings the aligned ones that hold the line, one more than it has, to their places, and the
+              one behind them to a place beside the boxes. Once they are there, the same warp, which has all of a line,
+              realigns them by words and then by bytes where they are
 
-cp.async fills with zeros what lies outside of the operand. In a raw line what follows the operand's end is the next
-line: zeros take its place while it is realigned, for it would meet the other operand's zeros, and may be NaN.
+cp.async fills with zeros what lies outside of the operand. Before a line is realigned, what follows the operand's end
+is the next line: zeros take its place then, for it would meet the other operand's zeros, and may be NaN.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ELEMENT_BYTES = 2
 CHUNK_ELEMS = CHUNK_BYTES // ELEMENT_BYTES
 WORD_BYTES = 4  # the least that cp.async moves, PTX ISA
 WORDS = CHUNK_BYTES // WORD_BYTES
+UNITS = CHUNK_BYTES, WORD_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,36 +48,30 @@ class Lines:
     stage_bytes: int
 
     @property
-    def chunks(self) -> int:
-        """Of a line."""
-        return self.span // CHUNK_BYTES
-
-    @property
     def total(self) -> int:
         return self.boxes * self.rows
 
-    @property
-    def step(self) -> int:
-        """From a line of a thread to the next."""
-        return self.threads // self.chunks
+    def units(self, size: int) -> int:
+        """Of so many bytes in a line."""
+        return self.span // size
 
-    @property
-    def turns(self) -> int:
-        """How many lines a thread has a chunk of."""
-        return -(-self.total // self.step)
+    def step(self, size: int) -> int:
+        """From a line of a thread to the next, if so many bytes are dealt."""
+        return self.threads // self.units(size)
 
-    @property
-    def raw_line(self) -> int:
-        return self.span + CHUNK_BYTES
+    def turns(self, size: int) -> int:
+        """How many lines a thread has a part of."""
+        return -(-self.total // self.step(size))
 
     @property
     def bytes(self) -> int:
-        """Of a stage."""
+        """Of the boxes of a stage."""
         return self.total * self.span
 
     @property
-    def raw_bytes(self) -> int:
-        return self.total * self.raw_line
+    def beside_bytes(self) -> int:
+        """A chunk for each line."""
+        return self.total * CHUNK_BYTES
 
 
 def lines_of(tile: Tile, operand: str, major: str, in_dtype: str, threads: int) -> Lines:
@@ -90,10 +86,10 @@ def lines_of(tile: Tile, operand: str, major: str, in_dtype: str, threads: int) 
 class Loader:
     """A thread's part of an operand, which is smaller than 2^31 bytes. Offsets are bytes from `base`, which is on 16.
 
-    `offset`: of the thread's own first chunk of k tile 0; `end`: of the operand's end; `pitch`: from a line to the
-    next. `line`: the thread's first line, along the operand's other dimension, of which there are `num_lines`; `place`:
-    its chunk's first element along the contiguous dimension, which has `size`. `smem`, `raw`: stage 0, and the place of
-    its raw lines.
+    `offset`: of the thread's own first chunk, or word, of k tile 0; `end`: of the operand's end; `pitch`: from a line to
+    the next. `line`: the thread's first line, along the operand's other dimension, of which there are `num_lines`;
+    `place`: its first element along the contiguous dimension, which has `size`. `smem`, `beside`: stage 0, and the place
+    of the chunks beside its boxes.
     """
 
     lines: Lines
@@ -106,86 +102,69 @@ class Loader:
     place: Int32
     size: Int32
     smem: Int32
-    raw: Int32
+    beside: Int32
     tidx: Int32
-    is_aligned: Boolean
-    is_paired: Boolean
+    has_chunks: Boolean
+    has_words: Boolean
 
     @cute.jit
     def fill(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
-        """Sends a k tile on its way into a stage, or its raw lines. `is_aligned`: it is known to be."""
+        """Sends a k tile on its way into a stage. `is_aligned`: lines are known to start on chunks."""
         if cutlass.const_expr(is_aligned):  # noqa: SIM114 (a compile-time condition stands alone)
-            self._fill_aligned(k_idx, stage)
-        elif self.is_aligned:
-            self._fill_aligned(k_idx, stage)
-        elif self.is_paired:
-            self._fill_paired(k_idx, stage)
+            self._fill_whole(k_idx, stage, CHUNK_BYTES)
+        elif self.has_chunks:
+            self._fill_whole(k_idx, stage, CHUNK_BYTES)
+        elif self.has_words:
+            self._fill_whole(k_idx, stage, WORD_BYTES)
         else:
             self._fill_raw(k_idx, stage)
 
     @cute.jit
     def realign(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
-        """Raw lines that have come -> boxes, by the warp that loaded them."""
+        """What has come, where lines start anywhere, by the warp that loaded it."""
         if cutlass.const_expr(not is_aligned):  # noqa: SIM102
-            if not (self.is_aligned | self.is_paired):
+            if not (self.has_chunks | self.has_words):
                 self._realign(k_idx, stage)
 
     @cute.jit
-    def _fill_aligned(self, k_idx: Int32, stage: Int32) -> None:
-        lines = self.lines
-        for turn in cutlass.range_constexpr(lines.turns):
-            offset, is_line, rest = self._of_turn(turn, k_idx)
-            count = cutlass.select_(is_line & (rest > 0), Int32(CHUNK_BYTES), Int32(0))
-            place = self._place(turn, stage)
-            if cutlass.const_expr(self._has_all(turn)):  # noqa: SIM114
-                cp_async(place, self.base, offset, count)
-            elif self._has(turn):
-                cp_async(place, self.base, offset, count)
-
-    @cute.jit
-    def _fill_paired(self, k_idx: Int32, stage: Int32) -> None:
-        for turn in cutlass.range_constexpr(self.lines.turns):
-            if cutlass.const_expr(self._has_all(turn)):  # noqa: SIM114
-                self._fill_pairs(turn, k_idx, stage)
-            elif self._has(turn):
-                self._fill_pairs(turn, k_idx, stage)
-
-    @cute.jit
-    def _fill_pairs(self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32) -> None:
-        offset, is_line, rest = self._of_turn(turn, k_idx)
-        left, place = cutlass.select_(is_line, rest * ELEMENT_BYTES, Int32(0)), self._place(turn, stage)
-        for i in cutlass.range_constexpr(WORDS):
-            count = cutlass.max(cutlass.min(left - WORD_BYTES * i, WORD_BYTES), 0)
-            cp_async(place + WORD_BYTES * i, self.base, offset + WORD_BYTES * i, count, WORD_BYTES)
+    def _fill_whole(self, k_idx: Int32, stage: Int32, size: cutlass.Constexpr[int]) -> None:
+        """Chunks, or words, that are the operand's as a whole, or not at all."""
+        for turn in cutlass.range_constexpr(self.lines.turns(size)):
+            offset, is_line, rest = self._of_turn(turn, k_idx, size)
+            count = cutlass.select_(is_line & (rest > 0), Int32(size), Int32(0))
+            place = self._place(turn, stage, size)
+            if cutlass.const_expr(self._has_all(turn, size)):  # noqa: SIM114
+                cp_async(place, self.base, offset, count, size)
+            elif self._has(turn, size):
+                cp_async(place, self.base, offset, count, size)
 
     @cute.jit
     def _fill_raw(self, k_idx: Int32, stage: Int32) -> None:
-        """A line's last chunk has another one behind it."""
-        for turn in cutlass.range_constexpr(self.lines.turns):
-            if cutlass.const_expr(self._has_all(turn)):  # noqa: SIM114
+        for turn in cutlass.range_constexpr(self.lines.turns(CHUNK_BYTES)):
+            if cutlass.const_expr(self._has_all(turn, CHUNK_BYTES)):  # noqa: SIM114
                 self._fill_raw_line(turn, k_idx, stage)
-            elif self._has(turn):
+            elif self._has(turn, CHUNK_BYTES):
                 self._fill_raw_line(turn, k_idx, stage)
 
     @cute.jit
     def _fill_raw_line(self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32) -> None:
-        offset, is_line, rest = self._of_turn(turn, k_idx)
-        first, line_end, place = offset & -CHUNK_BYTES, offset + rest * ELEMENT_BYTES, self._raw_place(turn, stage)
-        cp_async(place, self.base, first, self._inside(first, line_end, is_line))
-        if self.tidx % self.lines.chunks == self.lines.chunks - 1:
+        """A line's last chunk has another one behind it."""
+        offset, is_line, rest = self._of_turn(turn, k_idx, CHUNK_BYTES)
+        first, line_end = offset & -CHUNK_BYTES, offset + rest * ELEMENT_BYTES
+        cp_async(self._place(turn, stage, CHUNK_BYTES), self.base, first, self._inside(first, line_end, is_line))
+        if self._is_last():
             second = first + CHUNK_BYTES
-            cp_async(place + CHUNK_BYTES, self.base, second, self._inside(second, line_end, is_line))
+            cp_async(self._beside(turn, stage), self.base, second, self._inside(second, line_end, is_line))
 
     @cute.jit
     def _realign(self, k_idx: Int32, stage: Int32) -> None:
-        """All loads from shared memory are on their way before the first chunk is stored there: the compiler would keep
-        them in turn, for it cannot know that boxes and raw lines are apart."""
+        """Of several lines, all loads from shared memory are on their way before the first chunk is stored there."""
         cute.arch.sync_warp()
-        turns, has_all = cutlass.const_expr(self.lines.turns), cutlass.const_expr(self._has_all(self.lines.turns - 1))
-        whole = cutlass.const_expr(turns if has_all else turns - 1)
+        turns = cutlass.const_expr(self.lines.turns(CHUNK_BYTES))
+        whole = cutlass.const_expr(turns if self._has_all(turns - 1, CHUNK_BYTES) else turns - 1)
         self._realign_chunks(0, whole, k_idx, stage)
         if cutlass.const_expr(whole < turns):  # noqa: SIM102
-            if self._has(whole):
+            if self._has(whole, CHUNK_BYTES):  # all lanes of a warp or none
                 self._realign_chunks(whole, turns, k_idx, stage)
 
     @cute.jit
@@ -194,41 +173,43 @@ class Loader:
     ) -> None:
         words, rests = [], []
         for turn in cutlass.range_constexpr(first, end):
-            offset, _, rest = self._of_turn(turn, k_idx)
-            words.append(aligned(self._raw_place(turn, stage), offset & (CHUNK_BYTES - 1)))
+            offset, _, rest = self._of_turn(turn, k_idx, CHUNK_BYTES)
+            place = self._place(turn, stage, CHUNK_BYTES)
+            words.append(aligned(place, self._behind(turn, stage), offset & (CHUNK_BYTES - 1)))
             rests.append(rest)
-        if cutlass.const_expr(len(rests) > 0):  # noqa: SIM102
+        if cutlass.const_expr(len(rests) > 0):
             if rests[-1] < CHUNK_ELEMS:  # the least: boxes ascend
                 for own, rest in zip(words, rests, strict=True):
                     for i in cutlass.range_constexpr(WORDS):
                         of_one = cutlass.select_(rest > 2 * i, Uint32(0xFFFF), Uint32(0))
                         own[i] = own[i] & cutlass.select_(rest > 2 * i + 1, Uint32(0xFFFFFFFF), of_one)
+            cute.arch.sync_warp()  # everybody has read what others now write
         for turn in cutlass.range_constexpr(first, end):
-            cute.autovec_copy(words[turn - first], shared_chunk(self._place(turn, stage)))
+            cute.autovec_copy(words[turn - first], shared_chunk(self._place(turn, stage, CHUNK_BYTES)))
 
-    def _at(self, turn: int) -> tuple[Any, Any]:
+    def _at(self, turn: int, size: int) -> tuple[Any, Any]:
         """Of a thread's line: its box, and the lines in that box behind the thread's first."""
-        lines = self.lines
+        lines, step = self.lines, self.lines.step(size)
         if lines.boxes == 1:
-            return 0, turn * lines.step
-        if lines.rows % lines.step == 0:
-            return turn * lines.step // lines.rows, turn * lines.step % lines.rows
-        own = self.tidx // lines.chunks
-        line = own + turn * lines.step
+            return 0, turn * step
+        if lines.rows % step == 0:
+            return turn * step // lines.rows, turn * step % lines.rows
+        own = self.tidx // lines.units(size)
+        line = own + turn * step
         return line // lines.rows, line % lines.rows - own
 
-    def _has_all(self, turn: int) -> bool:
+    def _has_all(self, turn: int, size: int) -> bool:
         """Whether every thread has such a line."""
-        return (turn + 1) * self.lines.step <= self.lines.total
+        return (turn + 1) * self.lines.step(size) <= self.lines.total
 
-    def _has(self, turn: int) -> Any:
-        return self.tidx // self.lines.chunks + turn * self.lines.step < self.lines.total
+    def _has(self, turn: int, size: int) -> Any:
+        return self.tidx // self.lines.units(size) + turn * self.lines.step(size) < self.lines.total
 
-    def _of_turn(self, turn: int, k_idx: Int32) -> tuple[Int32, Any, Int32]:
-        """Of a thread's chunk of a k tile: its offset, whether the operand has its line, and how many of its elements
-        it has from that chunk on, perhaps a negative number."""
+    def _of_turn(self, turn: int, k_idx: Int32, size: int) -> tuple[Int32, Any, Int32]:
+        """Of a thread's part of a k tile: its offset, whether the operand has its line, and how many of its elements
+        it has from there on, perhaps a negative number."""
         lines = self.lines
-        box, behind = self._at(turn)
+        box, behind = self._at(turn, size)
         elems = lines.span // ELEMENT_BYTES
         if lines.is_k_major:
             offset = self.offset + behind * self.pitch + k_idx * lines.span
@@ -237,17 +218,35 @@ class Loader:
         offset = self.offset + line * self.pitch + box * lines.span
         return offset, self.line + line < self.num_lines, self.size - self.place - box * elems
 
-    def _place(self, turn: int, stage: Int32) -> Int32:
-        """Where a thread's chunk belongs."""
-        lines, (box, behind) = self.lines, self._at(turn)
-        row = self.tidx // lines.chunks + behind
-        chunk = swizzled(self.tidx % lines.chunks, row, lines.span)
-        return self.smem + stage * lines.stage_bytes + (box * lines.rows + row) * lines.span + chunk * CHUNK_BYTES
+    def _row(self, turn: int, size: int) -> tuple[Any, Any]:
+        """The box of a thread's line, and its row there."""
+        box, behind = self._at(turn, size)
+        return box, self.tidx // self.lines.units(size) + behind
 
-    def _raw_place(self, turn: int, stage: Int32) -> Int32:
-        lines, (box, behind) = self.lines, self._at(turn)
-        row = box * lines.rows + self.tidx // lines.chunks + behind
-        return self.raw + stage * lines.stage_bytes + row * lines.raw_line + self.tidx % lines.chunks * CHUNK_BYTES
+    def _place(self, turn: int, stage: Int32, size: int) -> Int32:
+        """Where a thread's part belongs."""
+        byte = self.tidx % self.lines.units(size) * size
+        return self._of_chunk(turn, stage, size, byte // CHUNK_BYTES) + byte % CHUNK_BYTES
+
+    def _behind(self, turn: int, stage: Int32) -> Int32:
+        """Where the chunk is that follows the thread's."""
+        chunk = (self.tidx + 1) % self.lines.units(CHUNK_BYTES)
+        inside = self._of_chunk(turn, stage, CHUNK_BYTES, chunk)
+        return cutlass.select_(self._is_last(), self._beside(turn, stage), inside)
+
+    def _is_last(self) -> Any:
+        chunks = self.lines.units(CHUNK_BYTES)
+        return self.tidx % chunks == chunks - 1
+
+    def _of_chunk(self, turn: int, stage: Int32, size: int, chunk: Any) -> Int32:
+        lines, (box, row) = self.lines, self._row(turn, size)
+        start = self.smem + stage * lines.stage_bytes + (box * lines.rows + row) * lines.span
+        return start + swizzled(chunk, row, lines.span) * CHUNK_BYTES
+
+    def _beside(self, turn: int, stage: Int32) -> Int32:
+        """In the banks that the others of 8 chunks leave free: the first chunk's, which is read with none of them."""
+        lines, (box, row) = self.lines, self._row(turn, CHUNK_BYTES)
+        return self.beside + stage * lines.stage_bytes + (box * lines.rows + row) * CHUNK_BYTES
 
     def _inside(self, offset: Int32, line_end: Int32, is_line: Any) -> Int32:
         """Bytes of a chunk that are the operand's, or none if it has nothing of the line."""
@@ -255,12 +254,12 @@ class Loader:
         return cutlass.select_(is_line & (offset < line_end), left, Int32(0))
 
 
-def aligned(source: Int32, skew: Int32) -> cute.Tensor:
-    """The 16 bytes that begin `skew` bytes, an even number, behind `source` in shared memory."""
+def aligned(source: Int32, behind: Int32, skew: Int32) -> cute.Tensor:
+    """The 16 bytes that begin `skew` bytes, an even number, behind `source`, of two chunks in shared memory."""
     both = cute.make_rmem_tensor(2 * WORDS, Uint32)
-    for i in range(2):
+    for i, chunk in enumerate((source, behind)):
         half = cute.make_tensor(both.iterator + i * WORDS, cute.make_layout(WORDS))
-        cute.autovec_copy(shared_chunk(source + i * CHUNK_BYTES), half)
+        cute.autovec_copy(shared_chunk(chunk), half)
     moved = [both[i] for i in range(2 * WORDS)]
     for step in (2, 1):
         is_moved = (skew & (4 * step)) != 0

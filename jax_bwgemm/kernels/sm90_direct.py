@@ -1,7 +1,8 @@
-"""Hopper GEMM of small products: no TMA, no barrier in memory, no cluster, a CTA for each tile (`Tile.direct`).
+"""Hopper GEMM without TMA: a CTA for each tile, or a cluster of CTAs that divide its k (`Tile.direct`).
 
-Such a product takes as long as its kernel's latencies: descriptors to fetch, barriers to initialise and to agree upon,
-a result's way through shared memory. Here the first load leaves as soon as its address is known.
+For small products, which take as long as their kernel's latencies: descriptors to fetch, barriers to initialise and to
+agree upon. Here the first load leaves as soon as its address is known. And for operands whose rows TMA cannot step
+over: with few columns, a product is one pass over the larger one, and one that pads it is two more.
 
 Timetable of a CTA (W warpgroups, 1 or 2, each with 64 rows of the tile; all threads do the same):
 
@@ -9,38 +10,62 @@ Timetable of a CTA (W warpgroups, 1 or 2, each with 64 rows of the tile; all thr
     fill       the first STAGES - 2 k tiles: cp.async, a group of each thread for each k tile (`direct_load`)
     release    griddepcontrol.launch_dependents; what the epilogue reads is loaded
     for each k tile
-        its group has come: cp.async.wait_group of the thread's own; raw lines are realigned
+        its group has come: cp.async.wait_group of the thread's own; lines that start anywhere are realigned
         fence.proxy.async, for wgmma reads what the generic proxy has written
         the wgmmas of the k tile before the last are done: wgmma.wait_group 1
         barrier 0 of all threads: everybody's part of the k tile has come, and nobody reads the stage of the k tile
             before the last
         wgmmas of the k tile, a group
         fill of the k tile that is STAGES - 2 later, into that stage
-    store      epilogue, rounding and store, all from registers (`FragmentOutlet`)
+    store      epilogue, rounding and store (`FragmentOutlet`); where CTAs divide k, each leaves its sums in its stages,
+               and adds up and stores its boxes of all (`split_k`)
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES
+from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES, exchange_bytes
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels import split_k
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
-from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, WORD_BYTES, Loader, lines_of
+from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, UNITS, Loader, lines_of
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.outlets import store_group
 from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
 from jax_bwgemm.kernels.sm90_deal import STORE_BARRIER, WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
-from jax_bwgemm.kernels.sm90_store import Sums, WgmmaValues, store_sums
+from jax_bwgemm.kernels.row_store import WARP_LANES
+from jax_bwgemm.kernels.sm90_store import SplitStore, Sums, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
+from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, row_outlet
 
 IN_FLIGHT = 2  # k tiles whose stages wgmmas may be reading
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a CTA, the `z`-th that divides a tile's k, multiplies: `k_count` k tiles, perhaps none, from `k_first` on."""
+
+    k_first: Int32
+    k_count: Int32
+    z: Int32
+
+
+def part_of(k: Int32, z: Int32, tile: Tile) -> Part:
+    k_tiles = Int32(Uint32(k + (tile.k_tile - 1)) // tile.k_tile)
+    if tile.cluster_k == 1:
+        return Part(Int32(0), k_tiles, Int32(0))
+    each = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
+    first = cutlass.min(z * each, k_tiles)
+    return Part(first, cutlass.min(each, k_tiles - first), z)
 
 
 class Sm90Direct:
@@ -75,26 +100,36 @@ class Sm90Direct:
         facts = self.facts
         maps = Maps(a.iterator, (b.iterator,), facts.store_atoms(c), ())
         params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
-        self.kernel(params).launch(grid=(1, 1, 1), block=(facts.threads, 1, 1), min_blocks_per_mp=1)
+        self.kernel(params).launch(
+            grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
+        )
 
     @cute.kernel
     def kernel(self, params: Params) -> None:
-        facts, deal = self.facts, self.deal
+        facts, deal, split = self.facts, self.deal, self.facts.tile.cluster_k
         a_smem, b_smem = self.wgmma.smem_layouts()
-        parts = self.a_lines.bytes, self.b_lines.bytes, self.a_lines.raw_bytes  # of a stage; and b's raw lines
-        stages = cutlass.memory.SmemAllocator().allocate(facts.stages * self.a_lines.stage_bytes, SWIZZLE_ATOM_BYTES)
+        parts = self.a_lines.bytes, self.b_lines.bytes, self.a_lines.beside_bytes  # of a stage; and b's of the last
+        allocator = cutlass.memory.SmemAllocator()
+        stages = allocator.allocate(facts.stages * self.a_lines.stage_bytes, SWIZZLE_ATOM_BYTES)
         sA, sB = self.operand(stages, a_smem, facts.a_dtype), self.operand(stages + parts[0], b_smem, facts.b_dtype)
-        raw_a, raw_b = stages + sum(parts[:2]), stages + sum(parts)
+        beside_a, beside_b = stages + sum(parts[:2]), stages + sum(parts)
         tidx = cute.arch.thread_idx()[0]
-        m_idx, n_idx, l_idx = cute.arch.block_idx()
-        sizes = params.sizes
+        m_idx, n_idx, z_idx = cute.arch.block_idx()
+        written, drained = None, None
+        if cutlass.const_expr(split > 1):
+            written, drained = allocator.allocate_array(Int64, 1), allocator.allocate_array(Int64, 1)
+            if tidx == 0:
+                split_k.init_barriers(written, drained, facts.tile, facts.threads // WARP_LANES)
+            pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
+        sizes, l_idx = params.sizes, z_idx // split
+        part = part_of(sizes.k, z_idx % split, facts.tile)
         a_tile = l_idx * sizes.a_batch_step, m_idx * facts.tile.cta_m
         b_tile = l_idx * sizes.b_batch_step, n_idx * facts.tile.mma_n
         a_sizes = sizes.m, sizes.k, cutlass.select_(sizes.a_batch_step > 0, sizes.batch, Int32(1))
         b_sizes = sizes.n, sizes.k, cutlass.select_(sizes.b_batch_step > 0, sizes.batch, Int32(1))
         loaders = (
-            self.loader(self.a_lines, params.maps.a, sA, raw_a, a_tile, a_sizes, tidx),
-            self.loader(self.b_lines, params.maps.b[0], sB, raw_b, b_tile, b_sizes, tidx),
+            self.loader(self.a_lines, params.maps.a, sA, beside_a, a_tile, a_sizes, tidx),
+            self.loader(self.b_lines, params.maps.b[0], sB, beside_b, b_tile, b_sizes, tidx),
         )
         cute.arch.griddepcontrol_wait()
         group = store_group(tidx, WARPGROUP_THREADS, STORE_BARRIER)
@@ -102,12 +137,16 @@ class Sm90Direct:
         sums = Sums(deal, self.rows, BoxEpilogue(facts.epilogue, facts.boxes, values, params))
         slabs = cutlass.const_expr(facts.tile.cta_m // facts.boxes.rows)
         at = m_idx * slabs + group.idx, n_idx * deal.boxes_n, l_idx
-        outlets = tuple(self.outlet(group, stages, out, sizes) for out in params.maps.c)
-        operands = self.wgmma.operands(sA, sB, group)
-        if loaders[0].is_aligned & loaders[1].is_aligned:
-            self.compute(loaders, operands, sums, outlets, at, sizes.k, True)
+        sums_bytes = cutlass.const_expr(exchange_bytes(facts.tile))
+        outlets = tuple(self.outlet(group, stages + sums_bytes, out, sizes) for out in params.maps.c)
+        operands, store = self.wgmma.operands(sA, sB, group), None
+        if cutlass.const_expr(split > 1):
+            own = cute.recast_ptr(stages, swizzle_=None, dtype=facts.acc_dtype)
+            store = SplitStore(sums, outlets[0], KSplit(facts.tile, Int32(0), facts.threads, own, written, drained), tidx)
+        if loaders[0].has_chunks & loaders[1].has_chunks:
+            self.compute(loaders, operands, sums, outlets, at, part, store, True)
         else:
-            self.compute(loaders, operands, sums, outlets, at, sizes.k, False)
+            self.compute(loaders, operands, sums, outlets, at, part, store, False)
 
     @cute.jit
     def compute(
@@ -117,19 +156,20 @@ class Sm90Direct:
         sums: Sums,
         outlets: tuple[FragmentOutlet, ...],
         at: Any,
-        k: Int32,
+        part: Part,
+        store: SplitStore | None,
         is_aligned: cutlass.Constexpr[bool],
     ) -> None:
         """Both operands' alignment is known or, for each, asked: two kernels in one, of which the first is short."""
         facts, ahead = self.facts, cutlass.const_expr(self.facts.stages - IN_FLIGHT)
-        k_tiles = Int32(Uint32(k + (facts.tile.k_tile - 1)) // facts.tile.k_tile)
+        first, k_tiles = part.k_first, part.k_count
         for k_idx in cutlass.range(ahead, unroll=1):
             if k_idx < k_tiles:
                 for i in cutlass.range_constexpr(2):
-                    loaders[i].fill(k_idx, k_idx, is_aligned)
+                    loaders[i].fill(first + k_idx, k_idx, is_aligned)
             cute.arch.cp_async_commit_group()
         cute.arch.griddepcontrol_launch_dependents()
-        loaded = sums.begin(at)
+        loaded = sums.begin(at) if cutlass.const_expr(store is None) else ()
         a, b = operands
         acc, mma = self.wgmma.accumulator(), self.wgmma.of_tile()
         mma.set(warpgroup.Field.ACCUMULATE, True)
@@ -138,7 +178,7 @@ class Sm90Direct:
         for k_idx in cutlass.range(k_tiles, unroll=1):
             cute.arch.cp_async_wait_group(ahead - 1)
             for i in cutlass.range_constexpr(2):
-                loaders[i].realign(k_idx, stage, is_aligned)
+                loaders[i].realign(first + k_idx, stage, is_aligned)
             cute.arch.fence_proxy("async.shared", space="cta")
             warpgroup.wait_group(1)
             cute.arch.sync_threads()
@@ -148,12 +188,18 @@ class Sm90Direct:
             warpgroup.commit_group()
             if k_idx + ahead < k_tiles:
                 for i in cutlass.range_constexpr(2):
-                    loaders[i].fill(k_idx + ahead, free, is_aligned)
+                    loaders[i].fill(first + k_idx + ahead, free, is_aligned)
             cute.arch.cp_async_commit_group()
             stage = cutlass.select_(stage == facts.stages - 1, Int32(0), stage + 1)
             free = cutlass.select_(free == facts.stages - 1, Int32(0), free + 1)
         wait_for_sums(acc)
-        store_sums(sums, outlets, acc, at, loaded)
+        if cutlass.const_expr(store is not None or facts.boxes.by_rows):
+            cute.arch.sync_threads()  # no wgmma reads the stages any more
+        if cutlass.const_expr(store is None):
+            store_sums(sums, outlets, acc, at, loaded)
+        else:
+            pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)  # all barriers are there
+            store.store(acc, at, Int32(0), part)
 
     def operand(self, first: cute.Pointer, layout: Any, dtype: Any) -> cute.Tensor:
         """(m or n, k, stage), its first stage at `first`."""
@@ -163,7 +209,7 @@ class Sm90Direct:
         return cute.make_tensor(cute.recast_ptr(first, swizzle_=layout.inner, dtype=dtype), outer)
 
     def outlet(self, group: Any, stages: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> FragmentOutlet:
-        """Rows go through the first stage, which no wgmma reads any more when sums are stored."""
+        """Rows go through the stages, which no wgmma reads any more when sums are stored."""
         boxes = self.facts.boxes
         rows = row_outlet(boxes, group, stages, out, sizes) if boxes.by_rows else None
         return FragmentOutlet(boxes, group, out, sizes, rows)
@@ -173,7 +219,7 @@ class Sm90Direct:
         lines: Any,
         operand: cute.Pointer,
         stages: cute.Tensor,
-        raw: cute.Pointer,
+        beside: cute.Pointer,
         tile: tuple[Any, Any],
         sizes: tuple[Any, Any, Any],
         tidx: Int32,
@@ -181,7 +227,10 @@ class Sm90Direct:
         """`tile`: (matrix, first row or column); `sizes`: (m or n, k, batch) of the operand."""
         extent, k, batch = sizes
         num_lines, size = (extent, k) if lines.is_k_major else (k, extent)
-        own, chunk = tidx // lines.chunks, tidx % lines.chunks * (CHUNK_BYTES // ELEMENT_BYTES)
+        has_chunks, has_words = [size * ELEMENT_BYTES % unit == 0 for unit in UNITS]
+        deals_words = has_words & (size * ELEMENT_BYTES % CHUNK_BYTES != 0)
+        of_line = [(tidx // lines.units(unit), tidx % lines.units(unit) * (unit // ELEMENT_BYTES)) for unit in UNITS]
+        own, chunk = (cutlass.select_(deals_words, word, chunk) for chunk, word in zip(*of_line, strict=True))
         line, place = (tile[1] + own, chunk) if lines.is_k_major else (own, tile[1] + chunk)
         return Loader(
             lines=lines,
@@ -194,8 +243,8 @@ class Sm90Direct:
             place=place,
             size=size,
             smem=Int32(cute.recast_ptr(stages.iterator, swizzle_=None).toint()),
-            raw=Int32(raw.toint()),
+            beside=Int32(beside.toint()),
             tidx=tidx,
-            is_aligned=size * ELEMENT_BYTES % CHUNK_BYTES == 0,
-            is_paired=size * ELEMENT_BYTES % WORD_BYTES == 0,
+            has_chunks=has_chunks,
+            has_words=has_words,
         )

@@ -27,7 +27,6 @@ from jax_bwgemm.kernels.sm90_deal import WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import CHUNK_BYTES, SlabRows, swizzled
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import ElementOutlet, row_outlet
-from jax_bwgemm.kernels.walk import Walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +182,8 @@ class SplitStore:
     tidx: Int32
 
     @cute.jit
-    def store(self, acc: cute.Tensor, at: Any, phase: Int32, walk: Walk) -> None:
+    def store(self, acc: cute.Tensor, at: Any, phase: Int32, walk: Any) -> None:
+        """`walk`: of which k the part is."""
         sums, outlet, split = self.sums, self.outlet, self.split
         deal, cluster_k = sums.deal, sums.deal.tile.cluster_k
         flat = cute.coalesce(acc)

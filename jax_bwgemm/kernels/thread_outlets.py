@@ -132,11 +132,8 @@ class FragmentOutlet:
         elem_bytes = self.elem_bytes
         return (self.out.toint() | Int64(self.sizes.n * elem_bytes)) % (2 * elem_bytes) == 0
 
-    @cute.jit
     def reclaim(self) -> None:
-        """The buffers of `rows` are stages, which others may be multiplying."""
-        if cutlass.const_expr(self.rows is not None):
-            cute.arch.sync_threads()
+        """`rows` waits where it writes."""
 
     @cute.jit
     def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:

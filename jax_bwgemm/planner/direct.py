@@ -6,9 +6,16 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import ceil_div, fill_bytes, k_steps, num_tiles
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.resources import CHUNK_BYTES, direct_stage_bytes, direct_stages, num_stages, storing_warps
+from jax_bwgemm.facts.resources import (
+    CHUNK_BYTES,
+    CTA_BYTES,
+    direct_smem_bytes,
+    direct_stages,
+    num_stages,
+    storing_warps,
+)
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.planner.cycles import mma_cycles
+from jax_bwgemm.planner.cycles import exchange_cycles, mma_cycles
 
 WARP_THREADS = 32
 SCHEDULERS = 4  # of an SM: a warp each issues an instruction a clock
@@ -21,18 +28,21 @@ def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     at what it does."""
     c = arch.constants
     threads = WARP_THREADS * storing_warps(tile, arch.target)
-    size = direct_stage_bytes(tile, problem.a_dtype) * launch_stages(tile, problem, arch)
-    room = min(arch.smem_bytes // size, SM_THREADS // threads)
-    sharing = min(room, ceil_div(num_tiles(tile, problem), arch.num_sms))
+    ctas = num_tiles(tile, problem) * tile.cluster_k
+    stages = launch_stages(tile, problem, arch)
+    size = direct_smem_bytes(tile, problem.a_dtype, problem.out_dtype, arch.target, stages)
+    room = min((arch.smem_bytes + CTA_BYTES) // (size + CTA_BYTES), SM_THREADS // threads)
+    sharing = min(room, ceil_div(ctas, arch.num_sms))
     own = k_steps(tile, problem) * step_cycles(tile, problem, arch, sharing) + c.direct_element_cycles * (
-        tile.cta_m * tile.out_n / threads
+        tile.cta_m * tile.out_n / tile.cluster_k / threads
     )
-    rounds = ceil_div(num_tiles(tile, problem), arch.num_sms * room)
+    own += exchange_cycles(tile, arch)
+    rounds = ceil_div(ctas, arch.num_sms * room)
     return c.direct_start_cycles + own + (rounds - 1) * (c.direct_round_cycles + own)
 
 
 def launch_stages(tile: Tile, problem: Problem, arch: Arch, is_k_known: bool = True) -> int:
-    """Those that a launch has room for."""
+    """Those that a launch has room for, as `Plan` has them."""
     most = num_stages(tile, problem.a_dtype, problem.out_dtype, arch)
     return direct_stages(tile, problem.k if is_k_known else None, most)
 
@@ -41,7 +51,7 @@ def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
     """Of a k tile: all threads meet, and wait for the slowest of its MMAs, what it reads from the L2 cache, and the
     instructions that load it. `sharing`: so many CTAs are on an SM."""
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]
-    ctas = min(num_tiles(tile, problem), arch.num_sms)
+    ctas = min(num_tiles(tile, problem) * tile.cluster_k, arch.num_sms)
     rate = min(c.l2_alone_bytes_per_clk, c.l2_read_bytes_per_clk * arch.num_sms / ctas)
     parts = tile.cta_m, tile.mma_n
     each = (c.direct_raw_cycles if padding(problem, x) else c.direct_chunk_cycles for x in "ab")

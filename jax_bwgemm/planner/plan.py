@@ -9,10 +9,17 @@ from statistics import geometric_mean
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import is_read_swapped, needs_promotion, why_not
-from jax_bwgemm.facts.padding import ends_within_sectors, is_tma_storable, why_not_padded
+from jax_bwgemm.facts.padding import ends_within_sectors, is_tma_storable, padding, why_not_padded
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import acc_stages
-from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, ROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.shipped import (
+    DIRECT_TILES,
+    NARROW_TILES,
+    ROW_TILES,
+    SHIPPED_TILES,
+    SWAPPED_DIRECT_TILES,
+    SWAPPED_TILES,
+)
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.facts.variant import Variant, variant_for
@@ -107,6 +114,7 @@ def candidates(
     narrow: TileLists = NARROW_TILES,
     swapped: TileLists = SWAPPED_TILES,
     direct: TileLists = DIRECT_TILES,
+    swapped_direct: TileLists = SWAPPED_DIRECT_TILES,
     rows: TileLists = ROW_TILES,
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
@@ -121,8 +129,10 @@ def candidates(
     found = [_candidate(problem, tile, flips) for tile, flips in tiles]
     if is_swappable(problem):
         found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
-    if is_small(problem, arch):
+    if is_small(problem, arch) or is_raw(problem, arch):
         found += [_candidate(problem, tile, False) for tile in direct[family]]
+        if problem.m <= FEW:
+            found += [_candidate(problem, tile, True, True) for tile in swapped_direct[family]]
     if _is_worth_rows(problem):
         found += [_candidate(problem, tile, False) for tile in rows[family]]
     return tuple(found)
@@ -159,6 +169,14 @@ def is_small(problem: Problem, arch: Arch) -> bool:
     halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
     is_little = problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
     return halves and is_little and "direct" not in arch.family.lacks
+
+
+def is_raw(problem: Problem, arch: Arch) -> bool:
+    """Whether direct tiles, which read rows of any pitch, spare a product that is little but one pass over its larger
+    operand two more, which would pad that."""
+    halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
+    is_thin = min(problem.m, problem.n) <= FEW and (padding(problem, "a") > 0 or padding(problem, "b") > 0)
+    return halves and is_thin and "direct" not in arch.family.lacks
 
 
 def _is_worth_rows(problem: Problem) -> bool:

@@ -11,7 +11,7 @@ from jax_bwgemm.facts.epilogue import UP
 from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.recipe import Attribute, Buffer
-from jax_bwgemm.facts.resources import direct_stage_bytes, workspace_bytes
+from jax_bwgemm.facts.resources import direct_smem_bytes, workspace_bytes
 from jax_bwgemm.planner.order import RASTER_ORDERS
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime.artifacts import Entry
@@ -63,7 +63,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "cluster_n": tile.cluster_n,
         "cluster_k": tile.cluster_k,
         "num_threads": entry.num_threads,
-        "smem_bytes": plan.stages * direct_stage_bytes(tile, entry.variant.a_dtype) or entry.smem_bytes,
+        "smem_bytes": _smem_bytes(plan, entry),
         "stream_tiles": plan.stream.tiles,
         "stream_clusters": plan.stream.clusters,
         "tile_grid": int(tile.direct),
@@ -76,6 +76,13 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         **dict(plan.problem.epilogue.scalars),
         **entry.texts,
     }
+
+
+def _smem_bytes(plan: Plan, entry: Entry) -> int:
+    own = entry.variant
+    if not plan.stages:
+        return entry.smem_bytes
+    return direct_smem_bytes(own.tile, own.a_dtype, own.out_dtype, own.target, plan.stages)
 
 
 def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from test_files import full_disk
 from jax_bwgemm.facts.arch import TARGETS
 from jax_bwgemm.facts.recipe import Leaf, TensorMap
 from jax_bwgemm.facts.repack import Repack
-from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_DIRECT_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, tensor_maps
 from jax_bwgemm.kernels.aot import make, refusals, sass, sources, worker
@@ -164,7 +164,7 @@ def test_a_file_that_is_no_cubin_is_a_sentence(content: bytes) -> None:
 def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     variants = catalogue(TARGETS)
     assert len({v.name for v in variants}) == len(variants)
-    tables = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES
+    tables = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES, SWAPPED_DIRECT_TILES
     shipped = {tile for table in tables for tiles in table.values() for tile in tiles}
     built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
     assert shipped == built  # and none that no plan could choose

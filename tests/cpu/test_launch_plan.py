@@ -307,6 +307,12 @@ def test_a_grid_of_tiles() -> None:
     assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([8, 3, 2], [1, 1, 1], 48)
 
 
+def test_a_grid_of_tiles_that_are_divided_along_k() -> None:
+    """Clusters along z, each of a tile."""
+    plan = ffi_cases.request(tile_grid=1, cluster_m=1, cluster_k=4).plan()
+    assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([8, 3, 8], [1, 1, 4], 48)
+
+
 def test_a_stream_k_needs_its_parameters() -> None:
     # 3 descriptors, 9 sizes of 4 bytes, padding, 2 policies; tiles, clusters, the workspace's address, the token; alpha
     request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)

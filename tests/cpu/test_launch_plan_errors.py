@@ -66,7 +66,7 @@ ERRORS: list[tuple[Change, str]] = [
     (_set(stream_tiles=-1), "`stream_tiles` requires 0..2147483647, got -1"),
     (_set(stream_clusters=0), "`stream_clusters` requires 1..65535, got 0"),
     (_set(tile_grid=2), "`tile_grid` requires 0..1, got 2"),
-    (_set(tile_grid=1), "`cluster_m * cluster_n * cluster_k` requires 1..1, got 2"),
+    (_set(tile_grid=1), "`cluster_m * cluster_n` requires 1..1, got 2"),
     (_set(num_threads=2048), "`num_threads` requires 1..1024, got 2048"),
     (_set(smem_bytes=-1), "`smem_bytes` requires 0..1048576, got -1"),
     (_set(raster_group=0), "`raster_group` requires 1..2147483647, got 0"),
@@ -178,6 +178,7 @@ OF_TILES = dict(tile_grid=1, cluster_m=1)
         (dict(n=521, majors="kk", has_residual=True), "multiple of 16 bytes, got 1042 bytes for `residual`"),
         (dict(n=2**24 + 8, k=8, batch=1, **OF_TILES), "`tiles along n` requires 1..65535, got 65537"),
         (dict(m=8, n=8, k=8, batch=65536, **OF_TILES), "`batch` requires 1..65535, got 65536"),
+        (dict(m=8, n=8, k=8, batch=16384, cluster_k=4, **OF_TILES), "`batch` requires 1..16383, got 16384"),
         (dict(m=8, n=8, k=8, batch=2**31 - 1), "at most 2147418112 cluster tiles, got 1 x 1 x 2147483647"),
     ],
 )

@@ -115,11 +115,12 @@ TILES = st.builds(
     stream_k=st.booleans(),
 )
 DIRECT = st.builds(Tile, st.sampled_from([64, 128, 256]), st.sampled_from([16, 32, 64, 128]), direct=st.just(True))
+BY_ROWS = st.builds(Tile, st.sampled_from([64, 128, 256]), st.sampled_from([64, 128, 256]), by_rows=st.just(True))
 
 
 @fuzz
 @settings(max_examples=rounds(2000), deadline=None, suppress_health_check=list(HealthCheck))
-@given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())), tile=st.one_of(TILES, DIRECT))
+@given(problem=problems(), arch=st.sampled_from(list(ARCHS.values())), tile=st.one_of(TILES, DIRECT, BY_ROWS))
 def test_so_is_any_tile_of_the_users(problem: Problem, arch: Arch, tile: Tile) -> None:
     tile = dataclasses.replace(tile, k_tile=k_tile(problem.a_dtype))
     if why_not(tile, problem, arch) is None:

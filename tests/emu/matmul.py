@@ -15,7 +15,7 @@ from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts import recipe
 from jax_bwgemm.facts.geometry import cluster_tiles
 from jax_bwgemm.facts.problem import DTYPE_SHORT, Problem
-from jax_bwgemm.facts.resources import workspace_bytes
+from jax_bwgemm.facts.resources import direct_smem_bytes, direct_stage_bytes, direct_stages, workspace_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
@@ -123,17 +123,27 @@ def run_matmul(
     values |= dict(zip(("int:stream_tiles", "int:stream_clusters"), stream, strict=True))
     grid = (tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters)
     if tile.direct:
-        grid = (*cluster_tiles(tile, Problem(m, n, k)), batch)
+        grid = (*cluster_tiles(tile, Problem(m, n, k)), batch * tile.cluster_k)
     launch = Launch(
         grid=grid,
         block=(facts.num_threads, 1, 1),
         params=tuple(values[source.partition("[")[0]] for source, _ in facts.params),
         cluster=(tile.cluster_m, tile.cluster_n, tile.cluster_k),
-        smem_bytes=facts.smem_bytes,
+        smem_bytes=launch_smem_bytes(facts, k),
         entry=facts.entry,
     )
     counters = run(module, launch, memory, schedule, demand_grid_wait=True, **options)
     return out if variant.c_major == "n" else out.swapaxes(1, 2), counters
+
+
+def launch_smem_bytes(facts: Facts, k: int) -> int:
+    """Of a direct tile no more than its sums need."""
+    tile = facts.variant.tile
+    if not tile.direct:
+        return facts.smem_bytes
+    of = facts.variant
+    most = facts.smem_bytes // direct_stage_bytes(tile, of.a_dtype)
+    return direct_smem_bytes(tile, of.a_dtype, of.out_dtype, of.target, direct_stages(tile, k, most))
 
 
 def facts_of(variant: Variant, compiled: Any) -> Facts:

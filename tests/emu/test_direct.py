@@ -27,9 +27,11 @@ from tests.emu.test_hopper import kernel as compiled_kernel  # noqa: E402 - need
 BF16, F16, F32 = ("bfloat16",) * 3, ("float16",) * 3, ("bfloat16", "bfloat16", "float32")
 
 
-def variant(m: int, n: int, majors: str = "knn", dtypes: tuple[str, str, str] = BF16, epilogue: str = "") -> Variant:
+def variant(
+    m: int, n: int, majors: str = "knn", dtypes: tuple[str, str, str] = BF16, epilogue: str = "", cluster_k: int = 1
+) -> Variant:
     node = fused(epilogue or "identity", majors[2])
-    return Variant("sm_90a", *dtypes, *majors[:2], Tile(m, n, direct=True), node, majors[2], "threads")
+    return Variant("sm_90a", *dtypes, *majors[:2], Tile(m, n, cluster_k=cluster_k, direct=True), node, majors[2], "threads")
 
 
 VARIANTS = [
@@ -45,9 +47,15 @@ VARIANTS = [
     variant(192, 32, "kkn"),
     variant(256, 16, "mkn"),
     variant(64, 128, "kkn"),
+    variant(128, 64, "knn", F32),  # rows that take more than a stage
+    variant(64, 16, "kkn", cluster_k=8),
+    variant(64, 32, "mnm", cluster_k=4),
+    variant(64, 64, "mkn", F32, "scale_bias_relu", cluster_k=2),
+    variant(64, 16, "knn", F16, cluster_k=2),
 ]
 SHAPES = [
     (9, 7, 5),  # less than a chunk
+    (66, 22, 150),  # all rows begin on 4 bytes
     (64, 16, 8),  # whole lines, a part of a k tile
     (67, 41, 131),  # rows of a, of b and of the result that no 16 bytes divide
     (72, 40, 67),  # an aligned m and n: only a k-major operand is raw
@@ -84,16 +92,20 @@ def test_registers(of: Variant) -> None:
     found = compiled_kernel(of)
     assert read_cubin(found.cubin).stack_bytes == 0
     assert found.num_threads == 128 * of.tile.num_consumer_warpgroups
+    assert found.smem_bytes % 1024 == 0
 
 
 def test_lines() -> None:
-    """Of a k-major operand a line is a row's part of a k tile: 64 elements in 8 chunks, so that 128 threads have 16
-    lines at a time. Of 16 columns that are contiguous a line has 2 chunks, and there are as many lines as k."""
+    """Of a k-major operand a line is a row's part of a k tile: 64 elements in 8 chunks or 32 words, so that 128 threads
+    have 16 lines or 4 at a time. Of 16 columns that are contiguous a line has 2 chunks, and there are as many lines as
+    k."""
     a, b = lines_of(Tile(64, 16), "a", "k", "bfloat16", 128), lines_of(Tile(64, 16), "b", "n", "bfloat16", 128)
-    assert (a.chunks, a.boxes, a.rows, a.step, a.turns, a.bytes, a.raw_bytes) == (8, 1, 64, 16, 4, 8192, 64 * 144)
-    assert (b.chunks, b.boxes, b.rows, b.step, b.turns, b.bytes, b.raw_bytes) == (2, 1, 64, 64, 1, 2048, 64 * 48)
+    assert (a.boxes, a.rows, a.bytes, a.beside_bytes, a.stage_bytes) == (1, 64, 8192, 64 * 16, 12288)
+    assert [(a.units(size), a.step(size), a.turns(size)) for size in (16, 4)] == [(8, 16, 4), (32, 4, 16)]
+    assert (b.boxes, b.rows, b.bytes, b.beside_bytes, b.stage_bytes) == (1, 64, 2048, 64 * 16, 12288)
+    assert [(b.units(size), b.step(size), b.turns(size)) for size in (16, 4)] == [(2, 64, 1), (8, 16, 4)]
     wide = lines_of(Tile(64, 80), "b", "n", "bfloat16", 128)
-    assert (wide.chunks, wide.boxes, wide.rows, wide.total) == (2, 5, 64, 320)
+    assert (wide.units(16), wide.boxes, wide.rows, wide.total) == (2, 5, 64, 320)
 
 
 WAIT, COMMIT = r"cp\.async\.wait_group[^;]*;", r"cp\.async\.commit_group\s*;"
@@ -113,8 +125,8 @@ DOCTORED = {
 }
 
 
-ALIGNED, RAW = (72, 24, 1160), (67, 21, 1163)
-BROKEN = [(what, shape) for what in DOCTORED for shape in (ALIGNED, RAW) if (what, shape) != (ONE_MORE, RAW)]
+ALIGNED, PAIRED, RAW = (72, 24, 1160), (66, 22, 1162), (67, 21, 1163)
+BROKEN = [(what, shape) for what in DOCTORED for shape in (ALIGNED, PAIRED, RAW) if (what, shape) != (ONE_MORE, RAW)]
 
 
 @pytest.mark.parametrize(("what", "shape"), BROKEN)
@@ -129,3 +141,36 @@ def test_doctored(what: str, shape: tuple[int, int, int]) -> None:
         with pytest.raises(Fault) as fault:
             run_case(parse(changed), facts_of(of, found), case_of(of, *shape), schedule)
         assert fault.value.rule in rules.split(), fault.value
+
+
+SPLIT = next(of for of in VARIANTS if of.tile.cluster_k == 8)
+WIDE_ROWS = next(of for of in VARIANTS if of.tile == Tile(128, 64, direct=True) and of.out_dtype == "float32")  # whose buffers are larger than a stage of a, and lie in one of b
+
+
+@pytest.mark.parametrize(("of", "shape"), [
+    (WIDE_ROWS, (72, 40, 24)), (WIDE_ROWS, (72, 37, 23)), (SPLIT, (40, 40, 1160)), (SPLIT, (40, 33, 1163))
+])  # fmt: skip
+def test_what_goes_through_the_stages_waits_for_them(of: Variant, shape: tuple[int, int, int]) -> None:
+    """A kernel of either alignment has two barriers: in its loop, and behind it, where others may still multiply."""
+    found = compiled_kernel(of)
+    barriers = list(re.finditer(BARRIER, found.ptx))
+    assert len(barriers) == 4
+    behind = barriers[1 if shape[2] % 8 == 0 else 3]
+    changed = parse(found.ptx[: behind.start()] + found.ptx[behind.end() :])
+    rules = []
+    for schedule in Schedule.standard(seed=1):
+        try:
+            run_case(changed, facts_of(of, found), case_of(of, *shape), schedule)
+        except Fault as fault:
+            rules.append(fault.rule)
+    assert rules and set(rules) <= {"race", "overwrite-in-flight"}
+
+
+def test_nobody_arrives_at_barriers_that_are_not_there_yet() -> None:
+    found = compiled_kernel(SPLIT)
+    changed, count = re.subn(r"barrier\.cluster\.wait[^;]*;", "", found.ptx)
+    assert count == 2  # a kernel of either alignment
+    for schedule in Schedule.standard(seed=1):
+        with pytest.raises(Fault) as fault:
+            run_case(parse(changed), facts_of(SPLIT, found), case_of(SPLIT, *ALIGNED), schedule)
+        assert fault.value.rule == "unpublished-init"

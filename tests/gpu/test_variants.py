@@ -17,7 +17,7 @@ from jax_bwgemm.bench.accuracy import evaluate
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import in_place
 from jax_bwgemm.facts.problem import COARSE_DTYPES, DTYPE_BYTES, FP8_DTYPES, Problem
-from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
+from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_DIRECT_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.artifacts import Entry, Manifest
@@ -69,7 +69,10 @@ def edge_shapes(variant: Variant) -> list[tuple[int, int, int, int]]:
     ]
     if variant.store == "tma":
         return shapes
-    return [(m + 1, n + 1, k + 3, batch) for m, n, k, batch in shapes]  # no pitch is a multiple of 16 bytes
+    odd = [(m + 1, n + 1, k + 3, batch) for m, n, k, batch in shapes]  # no pitch is a multiple of 16 bytes
+    if not tile.direct:
+        return odd
+    return [*odd, *((m + 2, n + 2, k + 2, batch) for m, n, k, batch in shapes[1:5]), *shapes[2:5]]  # all of 4; of 16
 
 
 @pytest.mark.skipif(not ENTRIES, reason="no GPU that has kernels, or no cubins: run `python -m jax_bwgemm build`")
@@ -77,7 +80,7 @@ def test_the_manifest_covers_every_tile_of_the_target() -> None:
     assert isinstance(ARCH, Arch)
     tiles = {dataclasses.replace(e.variant.tile, k_tile=64) for e in ALL}
     family = ARCH.family.name
-    lists = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES
+    lists = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES, SWAPPED_DIRECT_TILES
     assert tiles >= {tile for own in lists for tile in own[family]}
 
 

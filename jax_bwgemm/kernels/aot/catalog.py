@@ -16,6 +16,7 @@ from jax_bwgemm.facts.shipped import (
     BLACKWELL_SYMMETRIC,
     HOPPER_BASE,
     HOPPER_DIRECT,
+    HOPPER_DIRECT_SPLIT,
     HOPPER_FURTHER,
     HOPPER_GATED,
     HOPPER_NARROW_BASE,
@@ -282,7 +283,10 @@ ROWS = {
         Row(HOPPER_ODD, BF16_ONLY, MAJORS, store="threads"),
         Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
-        Row(HOPPER_DIRECT, BF16_ONLY, store="threads"),
+        Row((*HOPPER_DIRECT[:-1], *HOPPER_DIRECT_SPLIT), BF16_ONLY, store="threads"),
+        Row(HOPPER_DIRECT[-1:], BF16_ONLY, ("kn", "mn"), store="threads"),  # which spills 24 and 40 bytes of others
+        Row((*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
+        Row(HOPPER_DIRECT_SPLIT[1:2], F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_DIRECT[:4], F16_OR_F32, MAJORS, store="threads"),
         Row((*HOPPER_DIRECT[:2], HOPPER_DIRECT[3], HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
         Row((HOPPER_DIRECT[1], HOPPER_WIDE), BF16_ONLY, FORWARD, (RELU,), store="threads"),
