@@ -31,8 +31,8 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
-    none = dict.fromkeys(short.LIMITS, (0, 0))
-    monkeypatch.setattr(short, "LIMITS", none)  # tests' small products are for kernels; test_short has it
+    for name in ("SHORT", "UNEVEN", "THIN_TERMS"):
+        monkeypatch.setattr(short, name, 0)  # tests' small products are for kernels; test_short has it
     forget_reported()
     attempts.forget()  # some tests replace the planner
     yield

@@ -53,6 +53,7 @@ PARAMETERS = {
     "backlog_cycles": (1, 500),
     "direct_start_cycles": (500, 10000),
     "direct_round_cycles": (100, 10000),
+    "direct_meeting_cycles": (100, 20000),
     "direct_step_cycles": (5, 1000),
     "direct_chunk_cycles": (1, 100),
     "direct_raw_cycles": (2, 300),

@@ -29,7 +29,7 @@ from jax_bwgemm.planner.features import features, kernel_log, names
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "calibrations"
 MOST_BYTES = 2**22
-NEAR = 1.65  # times the least predicted time: the best kernel of 1402 products was always within 1.60 times that
+NEAR = 1.75  # times the least predicted time: the best kernel of 1417 products was always within 1.68 times that
 LEAF = -1  # in place of a feature
 
 Judged = tuple[Tile, Problem, Cost]

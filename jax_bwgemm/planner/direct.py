@@ -36,7 +36,7 @@ def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     own = k_steps(tile, problem) * step_cycles(tile, problem, arch, sharing) + c.direct_element_cycles * (
         tile.cta_m * tile.out_n / tile.cluster_k / threads
     )
-    own += exchange_cycles(tile, arch)
+    own += exchange_cycles(tile, arch) + (c.direct_meeting_cycles if tile.cluster_k > 1 else 0)
     rounds = ceil_div(ctas, arch.num_sms * room)
     return c.direct_start_cycles + own + (rounds - 1) * (c.direct_round_cycles + own)
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import Epilogue, unfused
-from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.symbols import Symbols
@@ -338,10 +337,8 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
         return None
     if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
-    problem, is_direct = kernel.route.problem, kernel.entry.variant.tile.direct
-    is_uneven = any(padding(problem, operand) for operand in "ab")
-    way = ("tma", "padded", "direct", "realigned")[2 * is_direct + is_uneven]
-    if first.plan and (reason := short.why_xla(problem, way, kernel.us, first.plan.arch)):
+    problem = kernel.route.problem
+    if first.plan and (reason := short.why_xla(problem, kernel.us, first.plan.arch)):
         return reason
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):

@@ -125,6 +125,7 @@ _NOT_FORWARD = (
     Tile(256, 128),
     SPLIT,
     Tile(128, 192, pingpong=True),
+    Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 128),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
@@ -156,6 +157,7 @@ HOPPER_OF_WEIGHTS = (
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
@@ -163,6 +165,7 @@ HOPPER_OF_WEIGHTS_SWAPPED = (
     Tile(64, 32, cluster_m=4, pingpong=True),
     HOPPER_TALL,
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 192, cluster_m=4, cluster_n=2, pingpong=True),
 )
 HOPPER_HALF = (
     HOPPER_LARGE_STREAM,
@@ -215,6 +218,7 @@ HOPPER_ODD = (
     HOPPER_WIDE,
     Tile(64, 128),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 128, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64),
     HOPPER_SPLIT,
     HOPPER_DEEP,
