@@ -72,8 +72,11 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     products = [kernels(product, arch) for arch, measured in files for product in measured]
     if len(products) < FOLDS:
         raise ValueError(f"`--calibrate` requires at least {FOLDS} measured products, got {len(products)}")
-    model = [product.lost(np.zeros(len(product.logs))) for product in products]
-    for label, losses in (("the model alone", model), ("calibrated by other products", crossed(products, seed))):
+    by_others = crossed(products, seed)
+    choices = [i for i, product in enumerate(products) if len(product.logs) > 1]  # of one kernel, nothing is lost
+    model = [products[i].lost(np.zeros(len(products[i].logs))) for i in choices]
+    calibrated = [by_others[i] for i in choices]
+    for label, losses in (("the model alone", model), ("calibrated by other products", calibrated)):
         said = ", ".join(f"{name} {100 * value:.2f} %" for name, value in regret.statistics(losses).items())
         print(f"{label}: {said} of {len(losses)} products")
     farthest = max(product.reach(constants) for product in products)

@@ -221,7 +221,8 @@ def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
     if not tile.direct:
         return None
     if tile.cluster_ctas > tile.cluster_k or tile.pingpong or tile.stream_k or tile.gated or tile.symmetric:
-        return f"`direct` requires a cluster of one or along k, no ping-pong, no stream_k, one b and all tiles, got {tile}"
+        rule = "a cluster of one or along k, no ping-pong, no stream_k, one b and all tiles"
+        return f"`direct` requires {rule}, got {tile}"
     if DTYPE_BYTES[problem.a_dtype] != 2:
         return f"`direct` requires operands of 2 bytes, got {problem.a_dtype}"
     if problem.epilogue.moves != PLAIN:
@@ -354,7 +355,8 @@ def why_not_sizes(tile: Tile, problem: Problem) -> str | None:
 
 def _why_not_direct_sizes(tile: Tile, problem: Problem) -> str | None:
     """What its grid counts along y and z, and its threads in int32 offsets, beyond an operand's end, too."""
-    for name, size in (("tiles along n", cluster_tiles(tile, problem)[1]), ("matrices of a batch", problem.batch * tile.cluster_k)):
+    along_n, along_z = cluster_tiles(tile, problem)[1], problem.batch * tile.cluster_k
+    for name, size in (("tiles along n", along_n), ("matrices of a batch, times `cluster_k`,", along_z)):
         if size > MAX_GRID_YZ:
             return f"`direct` requires at most {MAX_GRID_YZ} {name}, got {size}"
     for name, size in zip(("a", "b"), operand_bytes(problem), strict=True):

@@ -91,7 +91,7 @@ def ends_within_sectors(problem: Problem) -> bool:
 
 
 def store_of(tile: Tile, problem: Problem) -> str:
-    """How a result leaves: "tma", or by "threads" where TMA cannot step over its rows or the tile has no part for it."""
+    """How a result leaves: "tma", or by "threads" where TMA cannot step over its rows or the tile leaves it out."""
     return "tma" if is_tma_storable(problem) and not (tile.direct or tile.by_rows) else "threads"
 
 

@@ -207,8 +207,8 @@ def stage_bytes(tile: Tile, in_dtype: str) -> int:
 
 
 def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
-    """Shared memory of a stage of a direct tile: its part of A and of B, and beside them 16 bytes for each row of a box,
-    whatever their majors: as operands lie in global memory, a row that starts anywhere lies in so much more."""
+    """Shared memory of a stage of a direct tile: its part of A and of B, and beside them 16 bytes for each row of a
+    box, whatever their majors: as operands lie in global memory, a row that starts anywhere lies in so much more."""
     lines = 0
     for operand, rows in (("a", tile.cta_m), ("b", tile.mma_n)):
         lines += max(rows, tile.k_tile * (rows // load_box(tile, operand, "mn", in_dtype)[0]))

@@ -80,8 +80,8 @@ def _texts(fields: Mapping[str, Any], name: str, count: int) -> list[list[str]]:
 
 
 def variant_for(problem: Problem, tile: Tile, target: str) -> Variant:
-    """The variant that computes `problem` with `tile` on `target`. A tile that stores `by_rows` has that of rows that TMA
-    cannot step over."""
+    """The variant that computes `problem` with `tile` on `target`. A tile that stores `by_rows` has that of rows that
+    TMA cannot step over."""
     return Variant(
         target,
         problem.a_dtype,

@@ -86,10 +86,10 @@ def lines_of(tile: Tile, operand: str, major: str, in_dtype: str, threads: int) 
 class Loader:
     """A thread's part of an operand, which is smaller than 2^31 bytes. Offsets are bytes from `base`, which is on 16.
 
-    `offset`: of the thread's own first chunk, or word, of k tile 0; `end`: of the operand's end; `pitch`: from a line to
-    the next. `line`: the thread's first line, along the operand's other dimension, of which there are `num_lines`;
-    `place`: its first element along the contiguous dimension, which has `size`. `smem`, `beside`: stage 0, and the place
-    of the chunks beside its boxes.
+    `offset`: of the thread's own first chunk, or word, of k tile 0; `end`: of the operand's end; `pitch`: from a line
+    to the next. `line`: the thread's first line, along the operand's other dimension, of which there are `num_lines`;
+    `place`: its first element along the contiguous dimension, which has `size`. `smem`, `beside`: stage 0, and the
+    place of the chunks beside its boxes.
     """
 
     lines: Lines

@@ -39,9 +39,9 @@ from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, UNITS, Loader, lines_o
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.outlets import store_group
 from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
+from jax_bwgemm.kernels.row_store import WARP_LANES
 from jax_bwgemm.kernels.sm90_deal import STORE_BARRIER, WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
-from jax_bwgemm.kernels.row_store import WARP_LANES
 from jax_bwgemm.kernels.sm90_store import SplitStore, Sums, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
 from jax_bwgemm.kernels.split_k import KSplit
@@ -52,7 +52,7 @@ IN_FLIGHT = 2  # k tiles whose stages wgmmas may be reading
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a CTA, the `z`-th that divides a tile's k, multiplies: `k_count` k tiles, perhaps none, from `k_first` on."""
+    """What a CTA, the `z`-th that divides a tile's k, multiplies: `k_count` k tiles, perhaps none, from `k_first`."""
 
     k_first: Int32
     k_count: Int32
@@ -142,7 +142,8 @@ class Sm90Direct:
         operands, store = self.wgmma.operands(sA, sB, group), None
         if cutlass.const_expr(split > 1):
             own = cute.recast_ptr(stages, swizzle_=None, dtype=facts.acc_dtype)
-            store = SplitStore(sums, outlets[0], KSplit(facts.tile, Int32(0), facts.threads, own, written, drained), tidx)
+            exchange = KSplit(facts.tile, Int32(0), facts.threads, own, written, drained)
+            store = SplitStore(sums, outlets[0], exchange, tidx)
         if loaders[0].has_chunks & loaders[1].has_chunks:
             self.compute(loaders, operands, sums, outlets, at, part, store, True)
         else:
@@ -157,10 +158,11 @@ class Sm90Direct:
         outlets: tuple[FragmentOutlet, ...],
         at: Any,
         part: Part,
-        store: SplitStore | None,
+        store: Any,
         is_aligned: cutlass.Constexpr[bool],
     ) -> None:
-        """Both operands' alignment is known or, for each, asked: two kernels in one, of which the first is short."""
+        """Both operands' alignment is known or, for each, asked: two kernels in one, of which the first is short.
+        `store`: a `SplitStore` where CTAs divide k."""
         facts, ahead = self.facts, cutlass.const_expr(self.facts.stages - IN_FLIGHT)
         first, k_tiles = part.k_first, part.k_count
         for k_idx in cutlass.range(ahead, unroll=1):

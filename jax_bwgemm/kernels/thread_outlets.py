@@ -110,13 +110,14 @@ class ElementOutlet:
 class FragmentOutlet:
     """Any result of a small product. An m-major one leaves out of registers as they are: eight lanes store 16 or 32
     contiguous bytes. Rows leave by `rows`, for that, four lanes store a few bytes of eight rows each at a time; but not
-    the shortest ones, as long as they begin with a pair of columns: the way through shared memory takes longer."""
+    the shortest ones, as long as they begin with a pair of columns: the way through shared memory takes longer.
+    `rows`: a `RowOutlet`, of an n-major result."""
 
     boxes: Boxes
     group: StoreGroup
     out: cute.Pointer
     sizes: Sizes
-    rows: RowOutlet | None
+    rows: Any
 
     @property
     def fragment(self) -> int:

@@ -24,8 +24,8 @@ SM_THREADS = 512  # of an SM, at least, whatever registers each has: of up to 12
 
 def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     """Of a launch, gates aside: the start of a CTA, with the latency of its first loads; a step for each k tile; the
-    stores; and all of it again for each round of CTAs. Those that share an SM hide each other's latencies, but take turns
-    at what it does."""
+    stores; and all of it again for each round of CTAs. Those that share an SM hide each other's latencies, but take
+    turns at what it does."""
     c = arch.constants
     threads = WARP_THREADS * storing_warps(tile, arch.target)
     ctas = num_tiles(tile, problem) * tile.cluster_k

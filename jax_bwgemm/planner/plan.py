@@ -68,10 +68,10 @@ class Plan:
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
     row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
     side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
-    `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct tile's launch has
-    room for; 0: all that its kernel has. With `pdl` the kernel may start before the one
-    before it ends (programmatic dependent launch). `candidates` are in the planner's order of preference. `record`
-    holds the measured times that the choice follows, if it does.
+    `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct tile's launch
+    has room for; 0: all that its kernel has. With `pdl` the kernel may start before the one before it ends
+    (programmatic dependent launch). `candidates` are in the planner's order of preference. `record` holds the measured
+    times that the choice follows, if it does.
     """
 
     problem: Problem

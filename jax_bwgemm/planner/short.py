@@ -34,11 +34,12 @@ class Kind:
 
 # Fitted to the faster of XLA's default and `xla_gpu_enable_triton_gemm=false` for 294 random products of an H100 and an
 # H200 (results/random; results/regret/h100_direct.json has ours): half of each kind is within 13 %, nine tenths within
-# 40 %. XLA chooses anew for each shape.
+# 40 %. XLA chooses anew for each shape. One vector by hand, to seven.
 EVEN_KIND = Kind(1.35, 0.0039, 0.65, 1.7)
 SHORT_KIND = Kind(1.5, 0.0126, 0.34, 2.04)
 UNEVEN_KIND = Kind(4.34, 0.0031, 0.98, 1.57)
 THIN_KIND = Kind(1.36, 0.0023, 0.85, 2.27)
+VECTOR_KIND = Kind(1.2, 0.0, 1.0, 2.0)
 
 
 def xla_us(problem: Problem, arch: Arch) -> float | None:
@@ -48,7 +49,7 @@ def xla_us(problem: Problem, arch: Arch) -> float | None:
         return None
     waves = math.ceil(math.ceil(problem.m / TILE) * math.ceil(problem.n / TILE) / arch.num_sms)
     moved_us = problem.min_bytes / (arch.memory_tb_per_s * 1e6)
-    us = kind.start_us + kind.term_us * problem.k * waves**kind.waves + kind.memory * moved_us
+    us: float = kind.start_us + kind.term_us * problem.k * waves**kind.waves + kind.memory * moved_us
     return arch.constants.launch_us + us
 
 
@@ -56,7 +57,8 @@ def _kind(problem: Problem) -> Kind | None:
     if not any(padding(problem, operand) for operand in "ab"):
         return EVEN_KIND if problem.k <= SHORT else None
     if min(problem.m, problem.n) <= THIN:
-        return THIN_KIND if problem.k <= THIN_TERMS else None
+        kind = VECTOR_KIND if min(problem.m, problem.n) == 1 else THIN_KIND
+        return kind if problem.k <= THIN_TERMS else None
     if problem.k <= SHORT:
         return SHORT_KIND
     return UNEVEN_KIND if problem.k <= UNEVEN else None

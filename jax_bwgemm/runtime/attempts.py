@@ -319,7 +319,8 @@ def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None
 def _least_us(plan: Plan | None) -> float:
     """What the best tile of our lists takes that XLA has, too, whether its cubin is there or not; as the plan's choice
     was made, by what was measured or by what is predicted."""
-    candidates = (c for c in (plan.candidates if plan else ()) if not (c.tile.symmetric or c.tile.direct or c.tile.by_rows))
+    tiles = plan.candidates if plan else ()
+    candidates = (c for c in tiles if not (c.tile.symmetric or c.tile.direct or c.tile.by_rows))
     return min(
         (_us(candidate, plan is not None and plan.record is not None) for candidate in candidates), default=math.inf
     )
