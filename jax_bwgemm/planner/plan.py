@@ -130,9 +130,11 @@ def candidates(
     if is_swappable(problem):
         found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
     if is_small(problem, arch) or is_raw(problem, arch):
-        found += [_candidate(problem, tile, False) for tile in direct[family]]
-        if problem.m <= FEW:
-            found += [_candidate(problem, tile, True, True) for tile in swapped_direct[family]]
+        own = [(tile, False) for tile in direct[family]]
+        own += [(tile, True) for tile in swapped_direct[family]] if problem.m <= FEW else []
+        for tile, flips in own:
+            if tile.cluster_k == 1 or problem.k > tile.cluster_k * tile.k_tile:  # else some have nothing to multiply
+                found.append(_candidate(problem, tile, flips, flips))
     if _is_worth_rows(problem):
         found += [_candidate(problem, tile, False) for tile in rows[family]]
     return tuple(found)

@@ -72,8 +72,8 @@ def kernel(of: Variant) -> tuple[Module, Facts]:
 
 @pytest.mark.parametrize("of", VARIANTS, ids=lambda of: of.name)
 def test_products(of: Variant) -> None:
-    """Each shape under another schedule."""
-    for seed, shape in enumerate(SHAPES):
+    """Five shapes of seven, other ones for the next kernel, each under another schedule."""
+    for seed, shape in in_turn(SHAPES, VARIANTS.index(of), 5):
         for _, schedule in in_turn(Schedule.standard(seed), seed, 1):
             run_case(*kernel(of), case_of(of, *shape), schedule, None, seed)
 
@@ -127,7 +127,8 @@ DOCTORED = {
 
 
 ALIGNED, PAIRED, RAW = (72, 24, 1160), (66, 22, 1162), (67, 21, 1163)
-BROKEN = [(what, shape) for what in DOCTORED for shape in (ALIGNED, PAIRED, RAW) if (what, shape) != (ONE_MORE, RAW)]
+BROKEN = [(what, shape) for what in DOCTORED for shape in (ALIGNED, RAW) if (what, shape) != (ONE_MORE, RAW)]
+BROKEN += [(what, PAIRED) for what in list(DOCTORED)[:3]]  # of which nothing else differs
 
 
 @pytest.mark.parametrize(("what", "shape"), BROKEN)
