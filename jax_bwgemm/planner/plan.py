@@ -32,8 +32,8 @@ from jax_bwgemm.planner.order import l2_hints, raster
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
-CORRECTED_TIE = 1.01  # where predictions are corrected: of 4096^3 and 8192^3, 128x256 alone is predicted to be 2 % faster
-# than in pairs, and is, by 0.5 to 1 (H200)
+CORRECTED_TIE = 1.01  # where predictions are corrected: 128x256 alone, of 4096^3 and 8192^3, is predicted to take 2 %
+# less than in pairs, and takes 0.5 to 1 % less (H200)
 POWER_US = 100.0  # from which on a tie is broken where predictions are corrected, too: bursts, which they are of, end
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
