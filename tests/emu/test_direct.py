@@ -177,3 +177,18 @@ def test_nobody_arrives_at_barriers_that_are_not_there_yet() -> None:
         with pytest.raises(Fault) as fault:
             run_case(parse(changed), facts_of(SPLIT, found), case_of(SPLIT, *ALIGNED), schedule)
         assert fault.value.rule == "unpublished-init"
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["has come", "has been read"])
+def test_lines_are_realigned_in_place_by_lanes_that_wait_for_each_other(which: int) -> None:
+    """Of a, until what the warp loaded has come, and until all of it has been read; then of b."""
+    found = compiled_kernel(VARIANTS[0])
+    loop = [m.end() for m in re.finditer(WAIT, found.ptx)][-1]
+    until = found.ptx.index("wgmma.fence", loop)
+    syncs = [m for m in re.finditer(r"bar\.warp\.sync[^;]*;", found.ptx) if loop < m.start() < until]
+    assert len(syncs) == 4
+    changed = parse(found.ptx[: syncs[which].start()] + found.ptx[syncs[which].end() :])
+    for schedule in Schedule.standard(seed=2):
+        with pytest.raises(Fault) as fault:
+            run_case(changed, facts_of(VARIANTS[0], found), case_of(VARIANTS[0], *RAW), schedule)
+        assert fault.value.rule == "race"
