@@ -231,6 +231,7 @@ def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
 
 
 def _why_not_by_rows(tile: Tile, problem: Problem) -> str | None:
+    """What warps store rows of: sums alone, in registers, whose boxes no other tile has."""
     if not tile.by_rows:
         return None
     if problem.c_major != "n" or problem.epilogue.moves != PLAIN or tile.symmetric or tile.direct:

@@ -120,7 +120,8 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
     its few columns; if it `is_swappable`, for its transpose, narrow ones for few rows and others for more; direct ones,
-    if it `is_small`; and of a result that TMA would write in parts of sectors, those that store `by_rows`."""
+    if it `is_small` or `is_raw`, with few rows for its transpose, too; and of a result that TMA would write in parts of
+    sectors, those that store `by_rows`."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
     fitting = (x for x in shipped[family] if (x.promoted, x.gated) == asked and x.symmetric <= problem.symmetric)
