@@ -244,7 +244,8 @@ class Loader:
         return start + swizzled(chunk, row, lines.span) * CHUNK_BYTES
 
     def _beside(self, turn: int, stage: Int32) -> Int32:
-        """In the banks that the others of 8 chunks leave free: the first chunk's, which is read with none of them."""
+        """Of lines of 128 bytes in the banks that the 7 others which are read with it leave free: the first chunk's.
+        Of shorter ones, of which several are read at a time, two of 8 such chunks meet others in their banks."""
         lines, (box, row) = self.lines, self._row(turn, CHUNK_BYTES)
         return self.beside + stage * lines.stage_bytes + (box * lines.rows + row) * CHUNK_BYTES
 

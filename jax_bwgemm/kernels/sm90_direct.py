@@ -46,6 +46,7 @@ from jax_bwgemm.kernels.sm90_store import SplitStore, Sums, WgmmaValues, store_s
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
 from jax_bwgemm.kernels.split_k import KSplit
 from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, row_outlet
+from jax_bwgemm.kernels.walk import part_of
 
 IN_FLIGHT = 2  # k tiles whose stages wgmmas may be reading
 
@@ -59,13 +60,11 @@ class Part:
     z: Int32
 
 
-def part_of(k: Int32, z: Int32, tile: Tile) -> Part:
+def own_part(k: Int32, z: Int32, tile: Tile) -> Part:
     k_tiles = Int32(Uint32(k + (tile.k_tile - 1)) // tile.k_tile)
     if tile.cluster_k == 1:
         return Part(Int32(0), k_tiles, Int32(0))
-    each = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
-    first = cutlass.min(z * each, k_tiles)
-    return Part(first, cutlass.min(each, k_tiles - first), z)
+    return Part(*part_of(k_tiles, z, tile), z)
 
 
 class Sm90Direct:
@@ -122,7 +121,7 @@ class Sm90Direct:
                 split_k.init_barriers(written, drained, facts.tile, facts.threads // WARP_LANES)
             pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
         sizes, l_idx = params.sizes, z_idx // split
-        part = part_of(sizes.k, z_idx % split, facts.tile)
+        part = own_part(sizes.k, z_idx % split, facts.tile)
         a_tile = l_idx * sizes.a_batch_step, m_idx * facts.tile.cta_m
         b_tile = l_idx * sizes.b_batch_step, n_idx * facts.tile.mma_n
         a_sizes = sizes.m, sizes.k, cutlass.select_(sizes.a_batch_step > 0, sizes.batch, Int32(1))

@@ -85,6 +85,13 @@ class Walk:
         return m_idx, Int32(tile_n) * self.tile.cluster_n + self.y, Int32(l_idx)
 
 
+def part_of(k_tiles: Int32, z: Int32, tile: Tile) -> tuple[Int32, Int32]:
+    """(first, count) of the k tiles that the `z`-th CTA of a split multiplies; count is 0 where none is left."""
+    each = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
+    first = cutlass.min(z * each, k_tiles)
+    return first, cutlass.min(each, k_tiles - first)
+
+
 def walk_of(tile: Tile, sizes: Sizes, stream_params: StreamParams | None) -> Walk:
     x, y, block_z = cute.arch.block_idx()
     rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.out_n
@@ -105,7 +112,5 @@ def walk_of(tile: Tile, sizes: Sizes, stream_params: StreamParams | None) -> Wal
     if tile.cluster_k == 1:
         return Walk(tile, order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
     z = block_z % tile.cluster_k
-    part = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
-    k_first = cutlass.min(z * part, k_tiles)
-    k_count = cutlass.min(part, k_tiles - k_first)
+    k_first, k_count = part_of(k_tiles, z, tile)
     return Walk(tile, order, num_tiles, first // tile.cluster_k, step // tile.cluster_k, k_first, k_count, x, y, z)
