@@ -82,10 +82,16 @@ Status PlanTileGrid(const Geometry& geometry, int64_t tiles_m, int64_t tiles_n, 
 }
 
 // A cluster tile is cluster_m * cta_m rows by cluster_n * out_n columns; the cluster's CTAs along z divide its k.
+int64_t TilesM(const Geometry& geometry, const Sizes& sizes) {
+  return CeilDiv(sizes.m, int64_t{geometry.cluster_m} * geometry.cta_m);
+}
+int64_t TilesN(const Geometry& geometry, const Sizes& sizes) {
+  return CeilDiv(sizes.n, int64_t{geometry.cluster_n} * geometry.out_n);
+}
+
 Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Sizes& sizes, int32_t max_active_clusters,
                 JbwLaunchPlan* plan) {
-  const int64_t tiles_m = CeilDiv(sizes.m, int64_t{geometry.cluster_m} * geometry.cta_m);
-  const int64_t tiles_n = CeilDiv(sizes.n, int64_t{geometry.cluster_n} * geometry.out_n);
+  const int64_t tiles_m = TilesM(geometry, sizes), tiles_n = TilesN(geometry, sizes);
   const int64_t tiles_mn = tiles_m * tiles_n;  // below 2^62
   if (tiles_mn > kMaxClusterTiles || tiles_mn * sizes.batch > kMaxClusterTiles) {
     return InvalidArgument("a launch requires at most ", kMaxClusterTiles, " cluster tiles, got ", tiles_m, " x ",
@@ -104,6 +110,15 @@ Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Size
   plan->cluster[2] = static_cast<uint32_t>(geometry.cluster_k);
   plan->grid[2] = plan->cluster[2] * static_cast<uint32_t>(num_clusters);
   return {};
+}
+
+// All zeros of a kernel that walks no tiles.
+TileWalk PlanWalk(const LaunchRequest& request, const Sizes& sizes, const JbwLaunchPlan& plan) {
+  const Geometry& geometry = request.geometry;
+  if (request.leaves.walk.k_tile == 0) return {};
+  const int64_t clusters = plan.grid[2] / plan.cluster[2];
+  return WalkOf(request.leaves.walk, {TilesM(geometry, sizes), TilesN(geometry, sizes), sizes.batch, sizes.k, clusters,
+                                      geometry.stream_tiles, geometry.stream_clusters});
 }
 
 // Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called.
@@ -163,7 +178,8 @@ Status MakeLaunchPlan(const LaunchRequest& request, const JbwBuffers& buffers, c
   JBW_RETURN_IF_ERROR(PlanBuffers(request, buffers, plan));
   plan->param_bytes = request.leaves.bytes;
   for (const Leaf& leaf : request.leaves.all) plan->param_offsets[plan->num_params++] = leaf.offset;
-  PackParams(request.leaves, buffers, request.rules, sizes, context.token, plan->params);
+  PackParams(request.leaves, buffers, request.rules, sizes, PlanWalk(request, sizes, *plan), context.token,
+             plan->params);
   return {};
 }
 

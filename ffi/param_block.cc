@@ -20,6 +20,7 @@ constexpr SourceFacts kSources[] = {
     {Source::kTensorMap, "tma", 128, 64}, {Source::kSecondMap, "tma2", 128, 64}, {Source::kPointer, "ptr", 8, 8},
     {Source::kSize, "size", 4, 4},        {Source::kStep, "step", 4, 4},         {Source::kInt, "int", 4, 4},
     {Source::kFloat, "float", 4, 4},      {Source::kL2Policy, "l2", 8, 8},       {Source::kToken, "token", 8, 8},
+    {Source::kWalk, "walk", 4, 4},
 };
 
 // What createpolicy.fractional makes for all of a cache line: evict_normal, evict_first, evict_last (CUTLASS,
@@ -66,7 +67,7 @@ bool TakeSource(Scanner* scanner, Source* source) {
 }
 
 // What stands behind the colon: a buffer, a size or an attribute.
-bool TakeArgument(Scanner* scanner, Leaf* leaf, std::string_view* attribute, Range* range) {
+bool TakeArgument(Scanner* scanner, Leaf* leaf, std::string_view* attribute, Range* range, WalkRule* walk) {
   switch (leaf->source) {
     case Source::kTensorMap:
     case Source::kSecondMap:
@@ -77,6 +78,8 @@ bool TakeArgument(Scanner* scanner, Leaf* leaf, std::string_view* attribute, Ran
       return TakeSize(scanner, &leaf->extent);
     case Source::kToken:
       return true;
+    case Source::kWalk:
+      return TakeWalkPart(scanner, &leaf->part, walk);
     default:
       return scanner->TakeName(attribute) && (leaf->source != Source::kInt || TakeRange(scanner, range));
   }
@@ -107,15 +110,15 @@ Status ReadValue(const Attributes& attrs, std::string_view attribute, const Rang
 }
 
 // "int:raster_along_n[0..1]@404+4"
-Status ReadLeaf(const Attributes& attrs, std::string_view text, Leaf* leaf) {
+Status ReadLeaf(const Attributes& attrs, std::string_view text, Leaf* leaf, WalkRule* walk) {
   const size_t at = std::min(text.find('@'), text.size());
   Scanner source(text.substr(0, at)), place(text.substr(at));
   std::string_view attribute;
   Range range;
-  *leaf = {Source::kToken, std::string(text.substr(0, at)), -1, Extent::kM, 0, 0, 0};
-  if (!TakeSource(&source, &leaf->source) || !TakeArgument(&source, leaf, &attribute, &range) || !source.AtEnd() ||
-      !place.Take("@") || !place.TakeInt(&leaf->offset) || !place.Take("+") || !place.TakeInt(&leaf->bytes) ||
-      !place.AtEnd()) {
+  *leaf = {Source::kToken, std::string(text.substr(0, at)), -1, Extent::kM, {}, 0, 0, 0};
+  if (!TakeSource(&source, &leaf->source) || !TakeArgument(&source, leaf, &attribute, &range, walk) ||
+      !source.AtEnd() || !place.Take("@") || !place.TakeInt(&leaf->offset) || !place.Take("+") ||
+      !place.TakeInt(&leaf->bytes) || !place.AtEnd()) {
     return InvalidArgument("`params` requires texts such as tma:0@0+128 or int:name[0..1]@404+4, got ", text, kRemedy);
   }
   return ReadValue(attrs, attribute, range, leaf);
@@ -159,6 +162,16 @@ Status CheckBuffersAreTaken(const Leaves& leaves, const BufferRules& rules) {
   return {};
 }
 
+// What a walk's leaves depend on, if there are any.
+Status ReadWalk(const Attributes& attrs, Leaves* leaves) {
+  for (const Leaf& leaf : leaves->all) {
+    if (leaf.source != Source::kWalk) continue;
+    if (leaves->walk.k_tile > 0) return ReadRaster(attrs, &leaves->walk);
+    return InvalidArgument("`", leaf.name, "` requires a parameter such as walk:k_tiles/64, got none", kRemedy);
+  }
+  return {};
+}
+
 int64_t SizeOf(const Sizes& sizes, Extent extent) {
   if (extent == Extent::kBatch) return sizes.batch;
   if (extent == Extent::kM) return sizes.m;
@@ -186,9 +199,10 @@ Status ReadLeaves(const Attributes& attrs, const BufferRules& rules, Leaves* lea
   std::string text;
   JBW_RETURN_IF_ERROR(Read(attrs, "params", &text));
   leaves->bytes = 0;
+  leaves->walk = {};
   for (std::string_view word : Words(text)) {
     Leaf leaf;
-    JBW_RETURN_IF_ERROR(ReadLeaf(attrs, word, &leaf));
+    JBW_RETURN_IF_ERROR(ReadLeaf(attrs, word, &leaf, &leaves->walk));
     JBW_RETURN_IF_ERROR(CheckLeaf(leaf, rules));
     JBW_RETURN_IF_ERROR(CheckOrder(*leaves, leaf));
     leaves->bytes = leaf.offset + leaf.bytes;
@@ -197,16 +211,18 @@ Status ReadLeaves(const Attributes& attrs, const BufferRules& rules, Leaves* lea
   if (leaves->all.size() > JBW_MAX_PARAMS) {
     return InvalidArgument("`params` requires at most ", JBW_MAX_PARAMS, " leaves, got ", leaves->all.size(), kRemedy);
   }
-  return CheckBuffersAreTaken(*leaves, rules);
+  JBW_RETURN_IF_ERROR(CheckBuffersAreTaken(*leaves, rules));
+  return ReadWalk(attrs, leaves);
 }
 
 void PackParams(const Leaves& leaves, const JbwBuffers& buffers, const BufferRules& rules, const Sizes& sizes,
-                uint64_t token, unsigned char* block) {
+                const TileWalk& walk, uint64_t token, unsigned char* block) {
   for (const Leaf& leaf : leaves.all) {
     if (leaf.source <= Source::kPointer) continue;
     uint64_t value = leaf.value;
     if (leaf.source == Source::kSize) value = static_cast<uint64_t>(SizeOf(sizes, leaf.extent));
     if (leaf.source == Source::kToken) value = token;
+    if (leaf.source == Source::kWalk) value = ValueOf(walk, leaf.part);
     if (leaf.source == Source::kStep) {
       const auto buffer = static_cast<size_t>(leaf.buffer);
       value = BatchStep(rules.all[buffer], buffers.all[buffer]);

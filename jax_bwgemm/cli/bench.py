@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gram", action="store_true", help="instead: a @ a.T, and Newton-Schulz's iteration")
     parser.add_argument("--decode", action="store_true", help="instead: a decoding step through 32 layers")
     parser.add_argument("--lowering", action="store_true", help="instead: tracing and lowering, ours and jnp's; no GPU")
+    parser.add_argument(
+        "--power", type=float, metavar="SECONDS", help="instead: energy of long products, each way so long"
+    )
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: long runs, or of 0 --products alone")
     parser.add_argument(
         "--products", type=int, default=10_000, help="of --soak, against float64; or 0 (default: %(default)s)"
@@ -120,6 +123,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import decode
 
         return decode.main(args.rounds, args.json, args.commit)
+    if args.power is not None:
+        from jax_bwgemm.bench import power
+
+        return power.main(args.power, args.shapes, args.json, args.commit)
     if args.soak is not None:
         from jax_bwgemm.bench import soak
         from jax_bwgemm.bench.soak_legs import Load

@@ -10,7 +10,7 @@ import numpy as np
 from jax_bwgemm.bench.plots import METADATA, STYLE  # which says what is missing without matplotlib
 from jax_bwgemm.explain import Explanation, FunctionExplanation
 from jax_bwgemm.facts.geometry import ceil_div, cluster_tiles, concurrent_clusters, num_tiles
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
+from jax_bwgemm.kernels.scheduler import Arithmetic, tile_coordinates, tile_order
 from jax_bwgemm.planner.order import RASTER_ORDERS
 from jax_bwgemm.planner.plan import Candidate, Plan
 
@@ -23,6 +23,7 @@ MOST_TILES = 2**22  # a second and 100 MB
 MOST_PATH = 2000  # tiles; of more, the colours alone show the order
 MOST_BARS = 500
 MOST_TEXT = 120  # characters
+ON_ARRAYS = Arithmetic(np.minimum, np.where, lambda x, y: x * y >> 32)  # of so few tiles no product passes int64
 OURS, SHARED = "#1b6ca8", "#e07b39"
 
 
@@ -48,8 +49,8 @@ def _tiles(axes: Axes, plan: Plan) -> None:
     assert plan.tile is not None  # the caller has one
     size = cluster_tiles(plan.tile, plan.problem)
     along_n, is_snake = plan.raster_along_n, RASTER_ORDERS.index(plan.raster_order)
-    order = TileOrder(*size, plan.raster_group, along_n, is_snake)
-    m, n, _ = tile_coordinates(np.arange(size[0] * size[1]), order, np.minimum)
+    order = tile_order(*size, plan.raster_group, along_n, is_snake)
+    m, n, _ = tile_coordinates(np.arange(size[0] * size[1]), order, ON_ARRAYS)
     rows, cols = (n, m) if plan.swapped else (m, n)  # of the caller's result
     clusters, whole = concurrent_clusters(plan.tile, plan.arch), num_tiles(plan.tile, plan.problem) - plan.stream.tiles
     wave = np.empty(size[::-1] if plan.swapped else size)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 ALIGN_BYTES = 16  # of an address that TMA or a vector load takes
 LEAF_BYTES = {
-    "tma": 128, "tma2": 128, "ptr": 8, "size": 4, "step": 4, "int": 4, "float": 4, "l2": 8, "token": 8
+    "tma": 128, "tma2": 128, "ptr": 8, "size": 4, "step": 4, "int": 4, "float": 4, "l2": 8, "token": 8, "walk": 4
 }  # fmt: skip
 Attribute = int | float | str  # what a custom call says under one name: int32, float32 or text
 OF_BUFFERS = ("tma", "tma2", "ptr", "step")  # sources that name a buffer by its index

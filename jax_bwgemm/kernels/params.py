@@ -1,13 +1,13 @@
 """What a GEMM kernel of either family takes at run time, in bundles: docs/architecture.md, kernel parameter block.
 
-A launch integer is a field of `Sizes`.
+A launch integer is a field of `Sizes`, `Order` or `Shares`, whose name says where it comes from.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, Uint32, cute
 
 from jax_bwgemm.kernels.operands import dsl_box
 
@@ -39,9 +39,29 @@ class Sizes(NamedTuple):
     batch: Int32
     a_batch_step: Int32
     b_batch_step: Int32
-    raster_group: Int32
-    raster_along_n: Int32
-    raster_order: Int32
+
+
+class Order(NamedTuple):
+    """Kernel parameters behind the sizes: a `scheduler.TileOrder`, all `tiles` of the batch, the k tiles of each."""
+
+    tiles: Uint32
+    k_tiles: Uint32
+    matrix: Uint32
+    matrix_multiplier: Uint32
+    matrix_shift: Uint32
+    group: Uint32
+    group_multiplier: Uint32
+    group_shift: Uint32
+    rows: Uint32
+    rows_multiplier: Uint32
+    rows_shift: Uint32
+    last_rows: Uint32
+    last_rows_multiplier: Uint32
+    last_rows_shift: Uint32
+    last_group: Uint32
+    across: Uint32
+    raster_along_n: Uint32
+    raster_order: Uint32
 
 
 class Hints(NamedTuple):
@@ -51,21 +71,41 @@ class Hints(NamedTuple):
     b_policy: Int64
 
 
-class StreamParams(NamedTuple):
-    """Kernel parameters behind the hints. `tiles` of the last tiles, and as many of the first clusters as share them;
-    `workspace`: flags, then parts."""
+class Shares(NamedTuple):
+    """Kernel parameters behind the hints: a `scheduler.Stream`. `clusters` are the grid's."""
 
-    tiles: Int32
-    clusters: Int32
+    k_tiles_multiplier: Uint32
+    k_tiles_shift: Uint32
+    clusters: Uint32
+    clusters_multiplier: Uint32
+    clusters_shift: Uint32
+    stream_first: Uint32
+    stream_end: Uint32
+    stream_clusters: Uint32
+    stream_long: Uint32
+    stream_long_multiplier: Uint32
+    stream_long_shift: Uint32
+    stream_short: Uint32
+    stream_short_multiplier: Uint32
+    stream_short_shift: Uint32
+    stream_longer: Uint32
+
+
+class StreamParams(NamedTuple):
+    """Kernel parameters of a stream-K. `workspace`: flags, then parts."""
+
+    shares: Shares
     workspace: cute.Pointer
     token: Int64
 
 
 class Params(NamedTuple):
-    """All parameters of a kernel, in its order. `stream`: if it is a stream-K; `epilogue`: what that takes."""
+    """All parameters of a kernel, in its order. `order`: unless each CTA has the tile at its place in the grid;
+    `stream`: if it is a stream-K; `epilogue`: what that takes."""
 
     maps: Maps
     sizes: Sizes
+    order: Order | None
     hints: Hints
     stream: StreamParams | None
     epilogue: tuple[Any, ...]

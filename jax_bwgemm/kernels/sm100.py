@@ -41,7 +41,7 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines, split_k
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.load import feeds, keep_full
-from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
+from jax_bwgemm.kernels.params import Hints, Maps, Order, Params, Sizes
 from jax_bwgemm.kernels.sm100_store import STORE_THREADS, ResidualRole, Shared, StoreRole
 from jax_bwgemm.kernels.sm100_tmem import Tmem
 from jax_bwgemm.kernels.split_k import KSplit
@@ -120,6 +120,7 @@ class Sm100Gemm:
         b: cute.Tensor,
         c: cute.Tensor,
         sizes: Sizes,
+        order: Order,
         hints: Hints,
         alpha: Float32,
         bias: cute.Pointer,
@@ -142,7 +143,7 @@ class Sm100Gemm:
         matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
         maps = Maps(tma_a, tuple(tma_bs), facts.store_atoms(c), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
-        params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
+        params = Params(maps, sizes, order, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
             grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
         )
@@ -211,7 +212,7 @@ class Sm100Gemm:
                 if cutlass.const_expr(tile.cluster_k > 1):
                     split_k.init_barriers(written, drained, tile, pipelines.EPILOGUE_WARPS)
         pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
-        walk = walk_of(tile, params.sizes, None)
+        walk = walk_of(tile, params)
         parts = cute.recast_ptr(sA.iterator, swizzle_=None, dtype=facts.acc_dtype)
         split = KSplit(tile, walk.x, STORE_THREADS, parts, written, drained)
         shared = Shared(sA, sB, sC, sRs, ab, acc, residual, split)

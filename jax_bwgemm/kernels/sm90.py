@@ -61,7 +61,7 @@ from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.load import feeds, keep_full
 from jax_bwgemm.kernels.outlets import store_group
-from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes, StreamParams
+from jax_bwgemm.kernels.params import Hints, Maps, Order, Params, Shares, Sizes, StreamParams
 from jax_bwgemm.kernels.sm90_deal import PARTS_BARRIER, STORE_BARRIER, WARPGROUP_THREADS, Deal, Hand
 from jax_bwgemm.kernels.sm90_fragments import fragments_of, slab_rows_of
 from jax_bwgemm.kernels.sm90_loop import DescriptorLoop, RegisterLoop
@@ -125,9 +125,9 @@ class Sm90Gemm:
         b: cute.Tensor,
         c: cute.Tensor,
         sizes: Sizes,
+        order: Order,
         hints: Hints,
-        stream_tiles: Int32,
-        stream_clusters: Int32,
+        shares: Shares,
         workspace: cute.Pointer,
         token: Int64,
         alpha: Float32,
@@ -145,8 +145,8 @@ class Sm90Gemm:
         self.tma_boxes = maps.boxes(facts.boxes.store)
         stream = None
         if cutlass.const_expr(tile.stream_k):
-            stream = StreamParams(stream_tiles, stream_clusters, workspace, token)
-        params = Params(maps, sizes, hints, stream, facts.epilogue_args(alpha, bias))
+            stream = StreamParams(shares, workspace, token)
+        params = Params(maps, sizes, order, hints, stream, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
             grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
         )
@@ -192,7 +192,7 @@ class Sm90Gemm:
                 with cute.arch.elect_one():
                     init_handovers(residual_barriers, deal)
         pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
-        walk = walk_of(tile, params.sizes, params.stream)
+        walk = walk_of(tile, params)
         split = KSplit(tile, walk.x, deal.threads, parts, written, drained)
         shared = Shared(sA, sB, sC, ab, residual_barriers, split)
 

@@ -38,7 +38,7 @@ from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
 from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, UNITS, Loader, lines_of
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.outlets import store_group
-from jax_bwgemm.kernels.params import Hints, Maps, Params, Sizes
+from jax_bwgemm.kernels.params import Hints, Maps, Order, Params, Shares, Sizes
 from jax_bwgemm.kernels.row_store import WARP_LANES
 from jax_bwgemm.kernels.sm90_deal import STORE_BARRIER, WARPGROUP_THREADS, Deal
 from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
@@ -87,9 +87,9 @@ class Sm90Direct:
         b: cute.Tensor,
         c: cute.Tensor,
         sizes: Sizes,
+        order: Order,
         hints: Hints,
-        stream_tiles: Int32,
-        stream_clusters: Int32,
+        shares: Shares,
         workspace: cute.Pointer,
         token: Int64,
         alpha: Float32,
@@ -98,7 +98,7 @@ class Sm90Direct:
         """Takes what `Sm90Gemm` takes: only types matter, for our launcher replaces this host code."""
         facts = self.facts
         maps = Maps(a.iterator, (b.iterator,), facts.store_atoms(c), ())
-        params = Params(maps, sizes, hints, None, facts.epilogue_args(alpha, bias))
+        params = Params(maps, sizes, None, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
             grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
         )

@@ -86,7 +86,7 @@ class DescriptorLoop(MainLoop):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.hand.first_box(item.tile_idx)  # its divisions run beside the first wgmmas
+        at = self.hand.first_box(item.tile_idx)  # where that is, is worked out beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):
@@ -133,7 +133,7 @@ class RegisterLoop(MainLoop):
             warpgroup.wait_group(0)
             acc.store(sums.load())
         read.advance()
-        at = self.hand.first_box(item.tile_idx)  # its divisions run beside the first wgmmas
+        at = self.hand.first_box(item.tile_idx)  # where that is, is worked out beside the first wgmmas
         for _ in cutlass.range(1, item.k_count, unroll=1):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):

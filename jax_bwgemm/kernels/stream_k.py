@@ -57,12 +57,12 @@ class Exchange:
         place, in the order of k."""
         if cutlass.const_expr(self.walk.stream is not None):  # noqa: SIM102 (a compile-time condition stands alone)
             if parts > 0:
-                self._add(cute.coalesce(acc), self._slot(self._stream.share.cluster - parts), parts)
+                self._add(cute.coalesce(acc), self._slot(Int32(self._stream.share.cluster) - parts), parts)
 
     @cute.jit
     def _leave(self, acc: cute.Tensor) -> None:
         """A thread's accumulator -> the workspace; then the group's flag."""
-        slot = self._slot(self._stream.share.cluster)
+        slot = self._slot(Int32(self._stream.share.cluster))
         own = self._part_at(acc, slot)
         for i in cutlass.range_constexpr(cute.size(acc) // VECTOR):
             cute.autovec_copy(cute.make_tensor(acc.iterator + i * VECTOR, cute.make_layout(VECTOR)), own[None, i])

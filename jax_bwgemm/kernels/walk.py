@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Uint32, cute
+from cutlass import Boolean, Int32, Uint32, Uint64, cute
 
-from jax_bwgemm.facts.tile import INT32_MAX, Tile
-from jax_bwgemm.kernels.params import Sizes, StreamParams
+from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.kernels import scheduler
+from jax_bwgemm.kernels.params import Order, Params, StreamParams
 from jax_bwgemm.kernels.scheduler import (
+    Arithmetic,
+    Divisor,
     Piece,
     Share,
     TileOrder,
@@ -17,9 +21,16 @@ from jax_bwgemm.kernels.scheduler import (
     piece_of,
     share_of,
     tile_coordinates,
-    triangle,
     triangle_coordinates,
 )
+
+
+def high(x: Uint32, y: Uint32) -> Uint32:
+    """The upper half of a product."""
+    return Uint32((Uint64(x) * Uint64(y)) >> 32)
+
+
+ON_DEVICE = Arithmetic(cutlass.min, cutlass.select_, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,26 +39,18 @@ class Stream:
 
     share: Share
     base: Uint32
-    step: Uint32
     params: StreamParams
 
     @cute.jit
     def item_of(self, idx: Uint32, k_tiles: Int32) -> Piece:
-        tile_idx, k_first, k_count = Int32(idx), Int32(0), k_tiles
+        tile_idx, k_first, k_count = idx, Int32(0), k_tiles
         is_end, parts = Boolean(True), Int32(0)
         if idx >= self.base:
-            i = Int32((idx - self.base) // self.step)
-            tile_idx, k_first, k_count, is_end, parts = piece_of(self.share, i, k_tiles, cutlass.min)
-        return Piece(Uint32(tile_idx), k_first, k_count, is_end, parts)
-
-
-def stream_of(num_tiles: Uint32, clusters: Uint32, cluster: Uint32, k_tiles: Int32, params: StreamParams) -> Stream:
-    """No more tiles than there are or int32 can count the k tiles of, no more shares than there are clusters."""
-    tiles = cutlass.min(cutlass.min(params.tiles, Int32(num_tiles)), INT32_MAX // k_tiles)
-    sharing = cutlass.min(params.clusters, Int32(clusters))
-    share = share_of(Int32(num_tiles), tiles, sharing, Int32(cluster), k_tiles, cutlass.min)
-    whole = Uint32(share.first_tile) + (clusters - 1) - cluster  # of this cluster's whole tiles, `clusters` apart
-    return Stream(share, cluster + whole // clusters * clusters, clusters, params)
+            i = self.share.stream.grid.of(idx - self.base, ON_DEVICE)
+            piece = piece_of(self.share, i, ON_DEVICE)
+            tile_idx, k_first, k_count = Uint32(piece.tile_idx), Int32(piece.k_first), Int32(piece.k_count)
+            is_end, parts = Boolean(piece.is_end), Int32(piece.parts)
+        return Piece(tile_idx, k_first, k_count, is_end, parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,37 +83,64 @@ class Walk:
         if self.tile.symmetric:
             tile_m, tile_n, l_idx = triangle_coordinates(Int32(idx), self.order, cutlass.min)
         else:
-            tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, cutlass.min)
+            tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, ON_DEVICE)
         m_idx = Int32(tile_m) * self.tile.cluster_m + self.x
         return m_idx, Int32(tile_n) * self.tile.cluster_n + self.y, Int32(l_idx)
 
 
 def part_of(k_tiles: Int32, z: Int32, tile: Tile) -> tuple[Int32, Int32]:
     """(first, count) of the k tiles that the `z`-th CTA of a split multiplies; count is 0 where none is left."""
-    each = (k_tiles + (tile.cluster_k - 1)) // tile.cluster_k
+    each = Int32(Uint32(k_tiles + (tile.cluster_k - 1)) // tile.cluster_k)
     first = cutlass.min(z * each, k_tiles)
     return first, cutlass.min(each, k_tiles - first)
 
 
-def walk_of(tile: Tile, sizes: Sizes, stream_params: StreamParams | None) -> Walk:
+def divisor_of(params: Any, name: str) -> Divisor:
+    return Divisor(*(getattr(params, name + end) for end in ("", "_multiplier", "_shift")))
+
+
+def order_of(own: Order) -> TileOrder:
+    matrix, group, rows, last_rows = (divisor_of(own, name) for name in ("matrix", "group", "rows", "last_rows"))
+    return TileOrder(matrix, group, rows, last_rows, own.last_group, own.across, own.raster_along_n, own.raster_order)
+
+
+def triangle_order_of(own: Order) -> TileOrder:
+    """Of a symmetric product, whose order is one of signed integers: a part of a `TileOrder` says it."""
+    none = Divisor(None, None, None)
+    rows = Divisor(Int32(own.rows), None, None)
+    return TileOrder(none, none, rows, none, None, Int32(own.across), None, Int32(own.raster_order))
+
+
+def stream_of(params: StreamParams, k_tiles: Uint32, cluster: Uint32) -> Stream:
+    own = params.shares
+    stream = scheduler.Stream(
+        k_tiles=Divisor(k_tiles, own.k_tiles_multiplier, own.k_tiles_shift),
+        grid=divisor_of(own, "clusters"),
+        first_tile=own.stream_first,
+        end=own.stream_end,
+        clusters=own.stream_clusters,
+        long=divisor_of(own, "stream_long"),
+        short=divisor_of(own, "stream_short"),
+        longer=own.stream_longer,
+    )
+    whole = stream.first_tile + (stream.grid.by - 1) - cluster  # of this cluster's whole tiles, `grid` apart
+    base = cluster + stream.grid.of(whole, ON_DEVICE) * stream.grid.by
+    return Stream(share_of(stream, cluster, ON_DEVICE), base, params)
+
+
+def walk_of(tile: Tile, params: Params) -> Walk:
     x, y, block_z = cute.arch.block_idx()
-    rows, cols = tile.cluster_m * tile.cta_m, tile.cluster_n * tile.out_n
-    tiles_m, tiles_n = Uint32((sizes.m + (rows - 1)) // rows), Uint32((sizes.n + (cols - 1)) // cols)
-    raster = sizes.raster_group, sizes.raster_along_n, sizes.raster_order
-    order = TileOrder(tiles_m, tiles_n, *map(Uint32, raster))
-    num_tiles = tiles_m * tiles_n * Uint32(sizes.batch)
-    if tile.symmetric:
-        order = TileOrder(Int32(tiles_m), Int32(tiles_n), *raster)
-        num_tiles = Uint32(triangle(Int32(tiles_m)) * sizes.batch)
-    k_tiles = (sizes.k + (tile.k_tile - 1)) // tile.k_tile
+    assert params.order is not None  # the launcher passes it
+    num_tiles, k_tiles = params.order.tiles, Int32(params.order.k_tiles)
+    order = triangle_order_of(params.order) if tile.symmetric else order_of(params.order)
     first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
     if tile.stream_k:
-        assert stream_params is not None  # the launcher passes them
-        stream = stream_of(num_tiles, step, first, k_tiles, stream_params)
-        num_items = stream.base + Uint32(num_pieces(stream.share, k_tiles)) * step
+        assert params.stream is not None
+        stream = stream_of(params.stream, params.order.k_tiles, first)
+        num_items = stream.base + num_pieces(stream.share, ON_DEVICE) * step
         return Walk(tile, order, num_items, first, step, Int32(0), k_tiles, x, y, Int32(0), stream)
     if tile.cluster_k == 1:
         return Walk(tile, order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
-    z = block_z % tile.cluster_k
+    z = Int32(first % tile.cluster_k)
     k_first, k_count = part_of(k_tiles, z, tile)
     return Walk(tile, order, num_tiles, first // tile.cluster_k, step // tile.cluster_k, k_first, k_count, x, y, z)

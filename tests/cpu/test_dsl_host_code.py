@@ -33,6 +33,7 @@ from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.launch import request
 from tests.cases import fused, has
+from tests.walks import order_leaves, share_leaves
 
 pytestmark = pytest.mark.long
 
@@ -46,11 +47,10 @@ CLUSTERS = 64
 ADDRESSES = {
     "a": 0x7F0000001000, "b": 0x7F0010002000, "c": 0x7F0020003000, "bias": 0x7F0030004000, "workspace": 0x7F0040005000,
 }  # fmt: skip
-STREAM = {"stream_tiles": 3, "stream_clusters": 5, "workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
-INTS = {
-    "m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0,
-    "raster_group": 5, "raster_along_n": 1, "raster_order": 1,
-}  # fmt: skip
+STREAM_TILES, STREAM_CLUSTERS = 3, 5
+STREAM = {"workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
+INTS = {"m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0}
+RASTER_GROUP, RASTER = 5, {"raster_along_n": 1, "raster_order": 1}
 POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000}  # evict_last, evict_first
 SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c"), 128)
 SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
@@ -86,10 +86,21 @@ class _Tensor(ctypes.Structure):
 
 
 def _params(variant: Variant) -> list[tuple[str, int]]:
-    kinds = ["tma_a", "tma_b", "tma_c" if variant.store == "tma" else "c", *INTS, *POLICIES]
-    kinds += STREAM if variant.tile.stream_k else ()
+    order, shares = _walk(variant)
+    kinds = ["tma_a", "tma_b", "tma_c" if variant.store == "tma" else "c", *INTS, *order, *POLICIES]
+    kinds += (*shares, *STREAM) if variant.tile.stream_k else ()
     kinds += [kind for kind in ("alpha", "bias") if has(variant, kind)]
     return [(kind, SIZES.get(kind, 4)) for kind in kinds]
+
+
+def _walk(variant: Variant) -> tuple[dict[str, int], dict[str, int]]:
+    """What the launcher says of the tiles, and of a stream of them, in the order of the kernel."""
+    tile = variant.tile
+    tiles = -(-M // (tile.cluster_m * tile.cta_m)), -(-N // (tile.cluster_n * tile.out_n)), BATCH
+    k_tiles, num_tiles = -(-K // tile.k_tile), tiles[0] * tiles[1] * BATCH
+    clusters = min(max(num_tiles, STREAM_CLUSTERS if tile.stream_k else 1), CLUSTERS)
+    shares = share_leaves(num_tiles, k_tiles, clusters, STREAM_TILES, STREAM_CLUSTERS)
+    return order_leaves(tiles, k_tiles, RASTER_GROUP, RASTER["raster_along_n"]) | RASTER, shares
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda v: v.name)
@@ -116,20 +127,25 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def _run(library: ctypes.CDLL, variant: Variant, header: str) -> None:
     params = _params(variant)
     ctypes.c_int.in_dll(library, "jbw_num_params").value = len(params)
-    (ctypes.c_int * 32).in_dll(library, "jbw_param_sizes")[: len(params)] = [size for _, size in params]
+    (ctypes.c_int * 64).in_dll(library, "jbw_param_sizes")[: len(params)] = [size for _, size in params]
 
     def tensor(name: str, first: int, second: int, batch: int, second_is_contiguous: bool) -> Any:
         pitch = second if second_is_contiguous else first
         shape = (ctypes.c_int32 * 3)(first, second, batch)
         return _Tensor(ADDRESSES[name], shape, (ctypes.c_int64 * 2)(pitch, first * second))
 
-    counts = ctypes.c_int32(STREAM["stream_tiles"]), ctypes.c_int32(STREAM["stream_clusters"])
-    stream = *counts, ctypes.c_uint64(STREAM["workspace"]), ctypes.c_int64(STREAM["token"])
+    order, shares = _walk(variant)
+    stream = (
+        *map(ctypes.c_uint32, shares.values()),
+        ctypes.c_uint64(STREAM["workspace"]),
+        ctypes.c_int64(STREAM["token"]),
+    )
     arguments = [
         tensor("a", M, K, BATCH, variant.a_major == "k"),
         tensor("b", N, K, 1, variant.b_major == "k"),
         tensor("c", M, N, BATCH, variant.c_major == "n"),
         *(ctypes.c_int32(value) for value in INTS.values()),
+        *(ctypes.c_uint32(value) for value in order.values()),
         *(ctypes.c_int64(value) for value in POLICIES.values()),
         *(stream if family_of(variant.target).name == "hopper" else ()),  # also where the kernel takes none of it
         ctypes.c_float(ALPHA),
@@ -151,9 +167,9 @@ def _our_plan(entry: Entry) -> ffi.LaunchPlan:
     )  # fmt: skip
     arch = arch_of(variant.target)
     plan = Plan(
-        problem, arch, (), variant.tile, raster_group=INTS["raster_group"], raster_along_n=INTS["raster_along_n"],
-        raster_order=RASTER_ORDERS[INTS["raster_order"]], a_l2="evict_last", b_l2="evict_first",
-        stream=Stream(STREAM["stream_tiles"], STREAM["stream_clusters"]),
+        problem, arch, (), variant.tile, raster_group=RASTER_GROUP, raster_along_n=RASTER["raster_along_n"],
+        raster_order=RASTER_ORDERS[RASTER["raster_order"]], a_l2="evict_last", b_l2="evict_first",
+        stream=Stream(STREAM_TILES, STREAM_CLUSTERS),
     )  # fmt: skip
     made = request(plan, entry, CLUSTERS)
     operands, results = ([ffi.Buffer.of(x.dtype, x.shape) for x in arrays] for arrays in (made.operands, made.results))
@@ -175,7 +191,7 @@ def test_parameter_bytes(launched: tuple[Entry, ctypes.CDLL]) -> None:
     entry, library = launched
     plan = _our_plan(entry)
     ours, offsets = plan.param_block, []
-    theirs = (ctypes.c_ubyte * 128 * 32).in_dll(library, "jbw_params")
+    theirs = (ctypes.c_ubyte * 128 * 64).in_dll(library, "jbw_params")
     offset = 0
     for i, (kind, size) in enumerate(_params(entry.variant)):
         align = min(size, 64)
@@ -197,7 +213,7 @@ def test_parameter_bytes(launched: tuple[Entry, ctypes.CDLL]) -> None:
 def test_tensor_maps(launched: tuple[Entry, ctypes.CDLL]) -> None:
     entry, library = launched
     plan = _our_plan(entry)
-    theirs = (ctypes.c_ubyte * 128 * 32).in_dll(library, "jbw_params")
+    theirs = (ctypes.c_ubyte * 128 * 64).in_dll(library, "jbw_params")
     at = places(entry.variant)
     assert [plan.buffers[at[ROLES[x]]].map_offset >= 0 for x in "abc"] == [True, True, entry.variant.store == "tma"]
     for i, operand in enumerate("abc" if entry.variant.store == "tma" else "ab"):

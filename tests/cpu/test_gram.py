@@ -25,7 +25,7 @@ from jax_bwgemm.facts.recipe import map_sources
 from jax_bwgemm.facts.resources import PLAIN, defers_store, moves_of
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, places, tensor_maps, variant_for, why_not_variant
-from jax_bwgemm.kernels.scheduler import TileOrder, triangle, triangle_coordinates, triangle_side
+from jax_bwgemm.kernels.scheduler import tile_order, triangle, triangle_coordinates, triangle_side
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.measured import key
 from jax_bwgemm.planner.plan import plan
@@ -45,7 +45,7 @@ def changed(**fields):
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 30])
 def test_the_order_has_each_tile_of_the_triangle_once(group, snake):
     for side in (1, 2, 7, 8, 13):
-        order, count = TileOrder(side, side, group, 0, snake), triangle(side)
+        order, count = tile_order(side, side, group, 0, snake), triangle(side)
         found = [triangle_coordinates(i, order) for i in range(2 * count)]
         assert [x[:2] for x in found[:count]] == [x[:2] for x in found[count:]]
         assert sorted(found) == [(m, n, l_idx) for m, n, l_idx in sorted(found) if n <= m < side]
@@ -55,9 +55,9 @@ def test_the_order_has_each_tile_of_the_triangle_once(group, snake):
 
 def test_a_group_is_walked_rows_first_and_a_snake_turns_round():
     # Rows 2 and 3 follow rows 0 and 1, two at a time; what is beyond column 2 of them is one tile.
-    order = [triangle_coordinates(i, TileOrder(4, 4, 2, 0))[:2] for i in range(10)]
+    order = [triangle_coordinates(i, tile_order(4, 4, 2, 0))[:2] for i in range(10)]
     assert order == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1), (2, 2), (3, 2), (3, 3)]
-    snake = [triangle_coordinates(i, TileOrder(4, 4, 2, 0, 1))[:2] for i in range(10)]
+    snake = [triangle_coordinates(i, tile_order(4, 4, 2, 0, 1))[:2] for i in range(10)]
     assert snake == [*order[:3], *order[:2:-1]]
 
 

@@ -13,7 +13,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.resources import FLAG_BYTES, workspace_bytes
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import MAX_CLUSTER_CTAS, Tile
-from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of
+from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of, stream
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.planner.streams import NO_STREAM, best_stream
@@ -88,12 +88,14 @@ SHARES = [(1, 1, 1), (3, 2, 7), (2, 5, 7), (5, 12, 7), (4, 16, 4), (7, 66, 64), 
 def test_shares(tiles: int, clusters: int, k_tiles: int) -> None:
     """The pieces of all shares are the stream, each k tile once; they differ by at most one in length; and whoever has
     the end of a tile knows who has what comes before."""
-    shares = [share_of(tiles + 5, tiles, clusters, c, k_tiles) for c in range(clusters)]
+    made = stream(tiles + 5, k_tiles, clusters + 2, tiles, clusters)
+    shares = [share_of(made, c) for c in range(clusters)]
+    assert not any(num_pieces(share_of(made, c)) for c in (clusters, clusters + 1))  # they have whole tiles alone
     lengths = [share.end - share.begin for share in shares]
     assert max(lengths) - min(lengths) <= 1 and sum(lengths) == tiles * k_tiles
     owners: dict[tuple[int, int], int] = {}
     for c, share in enumerate(shares):
-        pieces = [piece_of(share, i, k_tiles) for i in range(num_pieces(share, k_tiles))]
+        pieces = [piece_of(share, i) for i in range(num_pieces(share))]
         assert [p.tile_idx for p in pieces] == sorted({5 + k // k_tiles for k in range(share.begin, share.end)})[::-1]
         assert all(p.is_end for p in pieces[1:]) and not any(p.parts for p in pieces[:-1] if p.is_end)
         for p in pieces:
@@ -101,11 +103,11 @@ def test_shares(tiles: int, clusters: int, k_tiles: int) -> None:
             owners |= {(p.tile_idx, k): c for k in range(p.k_first, p.k_first + p.k_count)}
     assert len(owners) == tiles * k_tiles
     for c, share in enumerate(shares):
-        for p in (piece_of(share, i, k_tiles) for i in range(num_pieces(share, k_tiles))):
+        for p in (piece_of(share, i) for i in range(num_pieces(share))):
             before = {owners[p.tile_idx, k] for k in range(p.k_first)}
             assert before == set(range(c - p.parts, c))
             assert all(
-                cluster_of(share, (p.tile_idx - 5) * k_tiles + k) == owners[p.tile_idx, k] for k in range(k_tiles)
+                cluster_of(made, (p.tile_idx - 5) * k_tiles + k) == owners[p.tile_idx, k] for k in range(k_tiles)
             )
 
 

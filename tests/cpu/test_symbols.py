@@ -15,7 +15,7 @@ from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.symbols import PART_ENDS, Symbol, Symbols, sized, why_not_all, why_not_positive
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
+from jax_bwgemm.kernels.scheduler import tile_coordinates, tile_order
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.plan import plan
@@ -130,7 +130,7 @@ def test_a_range_has_no_stream_and_no_measured_time() -> None:
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 64), st.booleans(), st.booleans())
 def test_any_order_of_tiles_has_each_of_them_once(m: int, n: int, group: int, along_n: bool, is_snake: bool) -> None:
     """Attributes that were chosen for other sizes: a group may span more tiles than there are."""
-    order = TileOrder(m, n, group, int(along_n), int(is_snake))
+    order = tile_order(m, n, group, int(along_n), int(is_snake))
     found = [tile_coordinates(idx, order) for idx in range(2 * m * n)]
     assert sorted(found) == sorted(itertools.product(range(m), range(n), range(2)))
 

@@ -19,6 +19,7 @@ from jax_bwgemm.facts.resources import direct_smem_bytes, direct_stage_bytes, di
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, buffers, places
 from tests.cases import Case, activation_of, has
+from tests.walks import walk_leaves
 
 NORMAL = 0x1000000000000000  # an L2 cache policy
 TOKEN = 0x0123456789ABCDEF  # of a raised flag
@@ -118,9 +119,9 @@ def run_matmul(
     values |= {"size:m": m, "size:n": n, "size:k": k, "size:batch": batch, "float:alpha": struct.pack("<f", alpha)}
     values |= {f"float:{role}": struct.pack("<f", value) for role, value in (scalars or {}).items()}
     values |= {f"step:{at[name]}": int(array.shape[0] > 1) for name, array in (("a", a), ("b", b))}
-    values |= {"int:raster_group": raster_group, "int:raster_along_n": raster_along_n}
-    values |= {"int:raster_order": raster_order, "l2:a_l2": NORMAL, "l2:b_l2": NORMAL, "token": TOKEN}
-    values |= dict(zip(("int:stream_tiles", "int:stream_clusters"), stream, strict=True))
+    values |= {"int:raster_along_n": raster_along_n, "int:raster_order": raster_order, "token": TOKEN}
+    values |= {"l2:a_l2": NORMAL, "l2:b_l2": NORMAL}
+    values |= walk_leaves(variant.tile, Problem(m, n, k, batch), raster_group, raster_along_n, clusters, stream)
     grid = (tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters)
     if tile.direct:
         grid = (*cluster_tiles(tile, Problem(m, n, k)), batch * tile.cluster_k)

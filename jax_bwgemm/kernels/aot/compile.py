@@ -11,17 +11,18 @@ from cutlass import cute
 from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes, map_sources
 from jax_bwgemm.facts.resources import num_threads, sharing_ctas, smem_bytes, tmem_cols
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
 from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
-from jax_bwgemm.kernels.params import Hints, Sizes
+from jax_bwgemm.kernels.params import Hints, Order, Shares, Sizes
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm90_direct import Sm90Direct
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 
 KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
-STREAM_PARAMS = ("stream_tiles", "stream_clusters", "workspace", "token")
-RANGES = {"raster_group": "[1..]", "raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers
+STREAM_PARAMS = (*Shares._fields, "workspace", "token")
+RANGES = {"raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers that the plan says
 
 
 def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
@@ -55,20 +56,23 @@ def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     c = example_tensor(OUT_DTYPES[variant.out_dtype], variant.c_major == "n", is_aligned)
     bias = cute.runtime.make_ptr(OUT_DTYPES[variant.out_dtype], 16, cute.AddressSpace.gmem, assumed_align=16)
     sizes = Sizes(*(cutlass.Int32(1) for _ in Sizes._fields))
+    order = Order(*(cutlass.Uint32(1) for _ in Order._fields))
     hints = Hints(*(cutlass.Int64(1) for _ in Hints._fields))
     stream: tuple[Any, ...] = ()
     if "stream_k" not in family_of(variant.target).lacks:
         workspace = cute.runtime.make_ptr(cutlass.Int64, 16, cute.AddressSpace.gmem, assumed_align=16)
-        stream = cutlass.Int32(1), cutlass.Int32(1), workspace, cutlass.Int64(1)
-    return gemm, cute.compile(gemm, a, b, c, sizes, hints, *stream, cutlass.Float32(1.0), bias, options=options)
+        stream = Shares(*(cutlass.Uint32(1) for _ in Shares._fields)), workspace, cutlass.Int64(1)
+    return gemm, cute.compile(gemm, a, b, c, sizes, order, hints, *stream, cutlass.Float32(1.0), bias, options=options)
 
 
 def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
     """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
     at = places(variant)
     moved = [source if source.startswith("tma") else f"ptr:{at[source]}" for source in _moved(variant)]
+    order = () if variant.tile.direct else Order._fields
     stream = STREAM_PARAMS if variant.tile.stream_k else ()
-    named = [_source(name, at) for name in (*Sizes._fields, *Hints._fields, *stream)]
+    names = *Sizes._fields, *order, *Hints._fields, *stream
+    named = [_source(name, at, variant.tile) for name in names]
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
     return tuple((source, leaf_bytes(source)) for source in (*moved, *named, *epilogue))
 
@@ -85,8 +89,9 @@ def _moved(variant: Variant) -> list[str]:
     return operands + results + mirrored + [f"tma:{at[x.role]}" for x in variant.steps.operands if x.place == "mn"]
 
 
-def _source(name: str, at: dict[str, int]) -> str:
-    """Of a parameter by its name in the kernel: a size, what concerns a buffer, or else an integer of the launch."""
+def _source(name: str, at: dict[str, int], tile: Tile) -> str:
+    """Of a parameter by its name in the kernel: a size, what concerns a buffer, an integer of the plan, or else one
+    that the launcher works out."""
     if name in ("m", "n", "k", "batch"):
         return f"size:{name}"
     if name == "token":
@@ -97,7 +102,11 @@ def _source(name: str, at: dict[str, int]) -> str:
         return f"step:{at[name.removesuffix('_batch_step')]}"
     if name.endswith("_policy"):
         return f"l2:{name.removesuffix('_policy')}_l2"
-    return f"int:{name}{RANGES.get(name, '')}"
+    if name in RANGES:
+        return f"int:{name}{RANGES[name]}"
+    if name == "k_tiles":
+        return f"walk:{name}/{tile.k_tile}"
+    return "walk:triangle" if name == "tiles" and tile.symmetric else f"walk:{name}"
 
 
 def checked_maps(variant: Variant, dsl_boxes: tuple[tuple[int, ...], ...]) -> tuple[TensorMap, ...]:

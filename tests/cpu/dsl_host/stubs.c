@@ -13,8 +13,8 @@ typedef struct {
 } Config;
 
 int jbw_num_params;
-int jbw_param_sizes[32];
-unsigned char jbw_params[32][128];
+int jbw_param_sizes[64];
+unsigned char jbw_params[64][128];
 uint32_t jbw_grid[3], jbw_block[3], jbw_cluster[3];
 uint64_t jbw_smem_bytes;
 int jbw_num_launches;

@@ -1,0 +1,119 @@
+"""What the launcher works out for a kernel's walk (`ffi/tile_walk`), and the divisions by multipliers behind it."""
+
+from __future__ import annotations
+
+import ffi_cases
+import pytest
+from ffi_cases import CLUSTER_BYTES, FLAG_BYTES
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_bwgemm.facts.recipe import leaf_bytes
+from jax_bwgemm.kernels.scheduler import INT32_MAX, Divisor, divisor, tile_order, triangle
+from tests.walks import order_leaves, share_leaves
+
+sizes = st.integers(1, 40_000)
+
+
+def walked(call: ffi_cases.Call, names: list[str]) -> dict[str, int]:
+    """The leaves that the launcher packs for these, behind all others."""
+    end = max(at + size for _, at, size in call.leaves)
+    sources = ["walk:k_tiles/64", *(f"walk:{name}" for name in names if name != "k_tiles")]
+    for source in sources:
+        call.leaves.append([source, end, leaf_bytes(source)])
+        end += 4
+    block, leaves = call.plan().param_block, call.leaves[-len(sources) :]
+    found = {source.partition(":")[2]: int.from_bytes(block[at : at + 4], "little") for source, at, _ in leaves}
+    return {"k_tiles": found.pop("k_tiles/64"), **found}
+
+
+@given(
+    m=sizes, n=sizes.map(lambda n: n * 8), k=sizes.map(lambda k: k * 8), batch=st.integers(1, 3),
+    group=st.one_of(st.integers(1, 40), st.just(INT32_MAX)), along_n=st.integers(0, 1),
+)  # fmt: skip
+def test_an_order_is_the_schedulers_own(m: int, n: int, k: int, batch: int, group: int, along_n: int) -> None:
+    tiles = -(-m // 256), -(-n // 256), batch  # cluster tiles of 256x256
+    expected = order_leaves(tiles, -(-k // 64), group, along_n)
+    call = ffi_cases.request(m=m, n=n, k=k, batch=batch, raster_group=group, raster_along_n=along_n)
+    call.leaves = [leaf for leaf in call.leaves if "raster" not in leaf[0]]
+    assert walked(call, list(expected)) == expected
+
+
+@given(
+    m=sizes, n=sizes.map(lambda n: n * 8), k=sizes.map(lambda k: k * 8), tiles=st.integers(0, 200),
+    clusters=st.integers(1, 80), room=st.integers(1, 70),
+)  # fmt: skip
+def test_a_stream_is_the_schedulers_own(m: int, n: int, k: int, tiles: int, clusters: int, room: int) -> None:
+    size = FLAG_BYTES + room * CLUSTER_BYTES
+    call = ffi_cases.request(
+        m=m, n=n, k=k, batch=1, workspace_bytes=size, stream_tiles=tiles, stream_clusters=clusters
+    )  # fmt: skip
+    plan = call.plan()
+    expected = share_leaves(plan.num_cluster_tiles, -(-k // 64), plan.grid[2], tiles, clusters)
+    assert walked(call, list(expected)) | {"k_tiles": -(-k // 64)} == expected | {"k_tiles": -(-k // 64)}
+
+
+@given(side=st.integers(1, 300), batch=st.integers(1, 3), tiles=st.integers(0, 50), clusters=st.integers(1, 80))
+def test_a_stream_of_a_symmetric_product(side: int, batch: int, tiles: int, clusters: int) -> None:
+    """Of its tiles, those on and under the diagonals."""
+    size = FLAG_BYTES + 66 * CLUSTER_BYTES
+    call = ffi_cases.request(
+        m=side * 256, n=side * 256, k=4096, batch=batch, workspace_bytes=size, stream_tiles=tiles,
+        stream_clusters=clusters,
+    )  # fmt: skip
+    count = batch * triangle(side)
+    expected = {"triangle": count, "k_tiles": 64} | share_leaves(count, 64, call.plan().grid[2], tiles, clusters)
+    assert walked(call, list(expected)) == expected
+
+
+def test_an_order_by_hand() -> None:
+    """1000 rows are 4 cluster tiles of 256, 520 columns 3: groups of 3 rows, so the second has the last one."""
+    call = ffi_cases.request(batch=2, raster_group=3, raster_along_n=0)
+    assert walked(call, ["tiles", "matrix", "group", "rows", "last_rows", "last_group", "across", "rows_shift"]) == {
+        "k_tiles": 64, "tiles": 24, "matrix": 12, "group": 9, "rows": 3, "last_rows": 1, "last_group": 1, "across": 3,
+        "rows_shift": 2,
+    }  # fmt: skip
+    assert tile_order(4, 3, 3, 0).rows == divisor(3) == Divisor(3, -(-(2**33) // 3), 2)
+
+
+@given(by=st.integers(1, INT32_MAX), x=st.integers(0, INT32_MAX), times=st.integers(0, INT32_MAX))
+def test_a_divisor_divides(by: int, x: int, times: int) -> None:
+    made = divisor(by)
+    assert made.multiplier < 2**32 and made.shift < 32
+    edge = times % (INT32_MAX // by + 1) * by  # where a quotient changes
+    for value in {x, edge, max(edge - 1, 0), min(edge + by - 1, INT32_MAX), INT32_MAX}:
+        assert made.of(value) == value // by
+
+
+@pytest.mark.parametrize("by", [1, 2, 3, 7, 2**16 - 1, 2**16, 2**16 + 1, 2**30, 2**30 + 1, INT32_MAX])
+def test_a_divisor_at_its_ends(by: int) -> None:
+    for value in (0, by - 1, by, by + 1, INT32_MAX - 1, INT32_MAX):
+        assert value > INT32_MAX or divisor(by).of(value) == value // by
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("walk:tiles", "`walk:tiles` requires a parameter such as walk:k_tiles/64, got none"),
+        ("walk:columns", "`params` requires texts such as .*, got walk:columns"),
+        ("walk:rows_divisor", "`params` requires texts such as .*, got walk:rows_divisor"),
+        ("walk:_shift", "`params` requires texts such as .*, got walk:_shift"),
+        ("walk:k_tiles", "`params` requires texts such as .*, got walk:k_tiles"),
+        ("walk:k_tiles/0", "`params` requires texts such as .*, got walk:k_tiles/0"),
+        ("walk:k_tiles/64/2", "`params` requires texts such as .*, got walk:k_tiles/64/2"),
+    ],
+)
+def test_a_walk_that_cannot_be_read(source: str, sentence: str) -> None:
+    call = ffi_cases.request()
+    end = max(at + size for _, at, size in call.leaves)
+    call.leaves.append([source, end, 4])
+    with pytest.raises(ValueError, match=sentence):
+        call.plan()
+
+
+@pytest.mark.parametrize(("name", "value"), [("raster_group", 0), ("raster_along_n", 2)])
+def test_a_raster_out_of_range(name: str, value: int) -> None:
+    call = ffi_cases.request(**{name: value})
+    call.leaves = [leaf for leaf in call.leaves if "raster" not in leaf[0]]
+    with pytest.raises(ValueError, match=f"`{name}` requires"):
+        walked(call, ["tiles"])
