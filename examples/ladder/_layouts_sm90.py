@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from _layouts import row_major as row_major  # the same on both: what TMA counts
+from _order import TileOrder
 from cutlass import BFloat16, Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
 
 RASTER_ROWS = 16  # of CTA tiles, walked together: 132 tiles of 128x256 then cover as many rows as columns of C
 
@@ -52,12 +51,12 @@ def operand_atoms(a: cute.Tensor, b: cute.Tensor, tile: Tile, stages: int) -> tu
 
 def tile_order(tile: Tile, clusters_m: Int32, tiles_n: Int32) -> TileOrder:
     """Clusters, as they start, or as they go from tile to tile."""
-    return TileOrder(Uint32(clusters_m), Uint32(tiles_n), Uint32(RASTER_ROWS // tile.cluster_m), Uint32(0))
+    return TileOrder(Uint32(clusters_m), Uint32(tiles_n), Uint32(RASTER_ROWS // tile.cluster_m))
 
 
 def tile_of_cta(tile: Tile, x: Int32, y: Int32, tiles_m: Int32, tiles_n: Int32) -> tuple[Int32, Int32]:
     """(m, n) of the CTA tile of blockIdx (x, y) in a grid of (tiles_m, tiles_n), without clusters."""
-    tile_m, tile_n, _ = tile_coordinates(Uint32(x + y * tiles_m), tile_order(tile, tiles_m, tiles_n), cutlass.min)
+    tile_m, tile_n = tile_order(tile, tiles_m, tiles_n).of(Uint32(x + y * tiles_m))
     return Int32(tile_m), Int32(tile_n)
 
 

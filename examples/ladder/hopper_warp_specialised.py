@@ -33,7 +33,6 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
-from jax_bwgemm.kernels.scheduler import tile_coordinates
 
 TILE = Tile(128, 256, 64, cluster_m=2)
 CLUSTER = (TILE.cluster_m, TILE.cluster_n, 1)
@@ -98,7 +97,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
             b_mask = Int16(masks.b_mask(TILE, rank, 0))
             fill = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, STAGES)
             while idx < num_tiles:
-                tile_m, tile_n, _ = tile_coordinates(idx, order, cutlass.min)
+                tile_m, tile_n = order.of(idx)
                 m_idx, n_idx = Int32(tile_m) * TILE.cluster_m + rank, Int32(tile_n)
                 for k_idx in cutlass.range(k_tiles, unroll=1):
                     ab.producer_acquire(fill)
@@ -155,7 +154,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
             ab.consumer_release(done)
             done.advance()
 
-            tile_m, tile_n, _ = tile_coordinates(idx, order, cutlass.min)
+            tile_m, tile_n = order.of(idx)
             m_box = (Int32(tile_m) * TILE.cluster_m + rank) * 2 + group
             for i in cutlass.range_constexpr(BOXES):
                 for j in cutlass.range_constexpr(per_box):

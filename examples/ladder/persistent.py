@@ -24,13 +24,13 @@ import _common
 import _layouts
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
+from _order import TileOrder
 from cutlass import BFloat16, Float32, Int32, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import pipelines
-from jax_bwgemm.kernels.scheduler import TileOrder, tile_coordinates
 from jax_bwgemm.kernels.sm100_tmem import wait_for_loads
 
 TILE = Tile(256, 256, 64, cta_group=2, cluster_m=2)
@@ -98,7 +98,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
 
     # The tiles of this cluster, and the two accumulators.
     tiles_m, tiles_n = Uint32((m + MMA_M - 1) // MMA_M), Uint32((n + MMA_N - 1) // MMA_N)
-    order, num_tiles = TileOrder(tiles_m, tiles_n, Uint32(RASTER_GROUP), Uint32(0)), tiles_m * tiles_n
+    order, num_tiles = TileOrder(tiles_m, tiles_n, Uint32(RASTER_GROUP)), tiles_m * tiles_n
     first, step = Uint32(first), Uint32(cute.arch.grid_dim()[2])
     k_tiles = (k + K_TILE - 1) // K_TILE
     acc_layout = mma.make_fragment_C(cute.append(mma.partition_shape_C((MMA_M, MMA_N)), ACC_STAGES)).layout
@@ -106,7 +106,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
     if warp_idx == LOAD_WARP:
         idx = first
         while idx < num_tiles:
-            tile_m, tile_n, _ = tile_coordinates(idx, order, cutlass.min)
+            tile_m, tile_n = order.of(idx)
             for k_idx in cutlass.range(k_tiles, unroll=1):
                 empty = load.acquire_and_advance()
                 cute.copy(tma_a, Ag[None, Int32(tile_m), k_idx], As[None, empty.index], tma_bar_ptr=empty.barrier)
@@ -151,7 +151,7 @@ def kernel(tma_a: cute.CopyAtom, tma_b: cute.CopyAtom, tma_c: cute.CopyAtom, m: 
         Cs, Cg = cpasync.tma_partition(tma_c, 0, alone, cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2))
         idx = first
         while idx < num_tiles:
-            tile_m, tile_n, _ = tile_coordinates(idx, order, cutlass.min)
+            tile_m, tile_n = order.of(idx)
             if warp_idx == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)  # TMA has read the boxes of the tile before
             cute.arch.barrier(barrier_id=STORE_BARRIER, number_of_threads=STORE_THREADS)

@@ -45,8 +45,7 @@ def next_slot(what: str) -> Edit:
 def last_first(lines: list[str]) -> list[str]:
     """Part i is min(i, last); now it is max(last - i, 0)."""
     lines = list(lines)
-    for load in At(FETCH).find(lines):
-        i = At(r"min\.s32", before=re.escape(lines[load])).find(lines)[0]
+    for i in At(r"min\.s32").find(lines):  # of parts alone: what the launcher counts is unsigned
         lines[i] = re.sub(r"min\.s32\s+(%r\d+), (%r\d+), (%r\d+);", r"sub.s32 \1, \3, \2; max.s32 \1, \1, 0;", lines[i])
     return lines
 

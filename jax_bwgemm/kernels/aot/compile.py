@@ -21,7 +21,6 @@ from jax_bwgemm.kernels.sm90_direct import Sm90Direct
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 
 KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
-STREAM_PARAMS = (*Shares._fields, "workspace", "token")
 RANGES = {"raster_along_n": "[0..1]", "raster_order": "[0..1]"}  # of launch integers that the plan says
 
 
@@ -69,10 +68,12 @@ def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
     """(source, bytes) of the kernel's parameters, in its order (docs/architecture.md, kernel parameter block)."""
     at = places(variant)
     moved = [source if source.startswith("tma") else f"ptr:{at[source]}" for source in _moved(variant)]
-    order = () if variant.tile.direct else Order._fields
-    stream = STREAM_PARAMS if variant.tile.stream_k else ()
-    names = *Sizes._fields, *order, *Hints._fields, *stream
-    named = [_source(name, at, variant.tile) for name in names]
+    tile = variant.tile
+    order = [] if tile.direct else [_walk_source(name, tile) for name in Order._fields]
+    shares = [_walk_source(name, tile) for name in Shares._fields] if tile.stream_k else []
+    stream = [*shares, *(_source(name, at) for name in ("workspace", "token"))] if tile.stream_k else []
+    sizes, hints = ([_source(name, at) for name in bundle._fields] for bundle in (Sizes, Hints))
+    named = *sizes, *order, *hints, *stream
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
     return tuple((source, leaf_bytes(source)) for source in (*moved, *named, *epilogue))
 
@@ -89,9 +90,8 @@ def _moved(variant: Variant) -> list[str]:
     return operands + results + mirrored + [f"tma:{at[x.role]}" for x in variant.steps.operands if x.place == "mn"]
 
 
-def _source(name: str, at: dict[str, int], tile: Tile) -> str:
-    """Of a parameter by its name in the kernel: a size, what concerns a buffer, an integer of the plan, or else one
-    that the launcher works out."""
+def _source(name: str, at: dict[str, int]) -> str:
+    """Of a parameter by its name in the kernel: a size, or what concerns a buffer."""
     if name in ("m", "n", "k", "batch"):
         return f"size:{name}"
     if name == "token":
@@ -100,8 +100,11 @@ def _source(name: str, at: dict[str, int], tile: Tile) -> str:
         return f"ptr:{at[name]}"
     if name.endswith("_batch_step"):
         return f"step:{at[name.removesuffix('_batch_step')]}"
-    if name.endswith("_policy"):
-        return f"l2:{name.removesuffix('_policy')}_l2"
+    return f"l2:{name.removesuffix('_policy')}_l2"
+
+
+def _walk_source(name: str, tile: Tile) -> str:
+    """Of an integer of the plan, or of one that the launcher works out. Operands of an epilogue may have such names."""
     if name in RANGES:
         return f"int:{name}{RANGES[name]}"
     if name == "k_tiles":
