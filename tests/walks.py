@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from jax_bwgemm.facts.geometry import cluster_tiles, num_tiles
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.kernels.scheduler import Divisor, divisor, stream, tile_order
+from jax_bwgemm.facts.tile import INT32_MAX, Tile
+from jax_bwgemm.kernels.scheduler import Divisor, Stream, divisor, tile_order
+
+
+def stream(num_tiles: int, k_tiles: int, grid: int, tiles: int, clusters: int) -> Stream:
+    """`tiles` of the `num_tiles` that `grid` clusters compute, the last ones, or as many as there are and int32 can
+    count the k tiles of; shared by `clusters`, or as many as there are."""
+    tiles = min(tiles, num_tiles, INT32_MAX // k_tiles)
+    clusters = min(clusters, grid)
+    each, longer = divmod(tiles * k_tiles, clusters)
+    shares = divisor(each + 1), divisor(max(each, 1)), longer
+    return Stream(divisor(k_tiles), divisor(grid), num_tiles - tiles, tiles * k_tiles, clusters, *shares)
 
 
 def walk_leaves(

@@ -1,17 +1,15 @@
 """Static persistent order: which output tile a cluster computes in its i-th turn, or which piece of one (stream-K).
 
 Plain arithmetic, so that the same lines run in a kernel (on Uint32) and in a test (on int). What is the same for all
-clusters of a launch, and what they divide by, the launcher works out (`ffi/tile_walk`): `tile_order` and `stream` here
-say what. A division by a number that only the launch knows takes a kernel some 40 instructions, each of which waits
-for the one before; by a `Divisor` it takes three.
+clusters of a launch, and what they divide by, the launcher works out (`ffi/tile_walk`): a `TileOrder` and a `Stream`. A
+division by a number that only the launch knows takes a kernel some 20 instructions, each of which waits for the one
+before; by a `Divisor` it takes three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-INT32_MAX = 2**31 - 1
 
 
 class Arithmetic(NamedTuple):
@@ -108,16 +106,6 @@ def tile_order(tiles_m: int, tiles_n: int, raster_group: int, along_n: int, is_s
     sizes = grouped * across, rows * across, rows, grouped - last_group * rows
     matrix, group, whole, last = map(divisor, sizes)
     return TileOrder(matrix, group, whole, last, last_group, across, along_n, is_snake)
-
-
-def stream(num_tiles: int, k_tiles: int, grid: int, tiles: int, clusters: int) -> Stream:
-    """`tiles` of the `num_tiles` that `grid` clusters compute, the last ones, or as many as there are and int32 can
-    count the k tiles of; shared by `clusters`, or as many as there are."""
-    tiles = min(tiles, num_tiles, INT32_MAX // k_tiles)
-    clusters = min(clusters, grid)
-    each, longer = divmod(tiles * k_tiles, clusters)
-    shares = divisor(each + 1), divisor(max(each, 1)), longer
-    return Stream(divisor(k_tiles), divisor(grid), num_tiles - tiles, tiles * k_tiles, clusters, *shares)
 
 
 def tile_coordinates(idx: Any, order: TileOrder, on: Arithmetic = PLAIN) -> tuple[Any, Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from jax_bwgemm.facts.problem import DTYPE_BYTES
@@ -86,6 +87,14 @@ class Call:
     def leaf(self, plan: ffi.LaunchPlan, kind: str) -> bytes:
         offset, size = next((at, size) for found, at, size in self.leaves if found == self.source(kind))
         return plan.param_block[offset : offset + size]
+
+
+def walk(call: Call, names: Iterable[str]) -> Call:
+    """It takes these of a walk of k tiles of 64, too, behind all other leaves."""
+    end = max(at + size for _, at, size in call.leaves)
+    sources = "walk:k_tiles/64", *(f"walk:{name}" for name in names if name != "k_tiles")
+    call.leaves += [[source, end + 4 * i, 4] for i, source in enumerate(sources)]
+    return call
 
 
 def source(kind: str, roles: list[str]) -> str:

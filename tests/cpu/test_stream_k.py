@@ -13,10 +13,11 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.resources import FLAG_BYTES, workspace_bytes
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import MAX_CLUSTER_CTAS, Tile
-from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of, stream
+from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.planner.streams import NO_STREAM, best_stream
+from tests.walks import stream
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 PROBLEM = Problem(4096, 4096, 4096)

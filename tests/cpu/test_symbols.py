@@ -133,13 +133,3 @@ def test_any_order_of_tiles_has_each_of_them_once(m: int, n: int, group: int, al
     order = tile_order(m, n, group, int(along_n), int(is_snake))
     found = [tile_coordinates(idx, order) for idx in range(2 * m * n)]
     assert sorted(found) == sorted(itertools.product(range(m), range(n), range(2)))
-
-
-def test_a_group_of_tiles_can_be_counted() -> None:
-    """`raster_group` by the tiles of the other side is a uint32 in the kernel, for whatever sizes a launch may have."""
-    for device, (m, n) in itertools.product(("h200", "b200"), [(2**30, 64), (64, 2**30), (2**19, 2**19)]):
-        most = Symbols(m=Symbol("m", most=m), n=Symbol("n", most=n, step=8))
-        made = plan(sized(Problem(64, 64, 64), most.middle), ARCHS[device], symbols=most)
-        assert made.tile is not None
-        span = made.tile.cluster_n * made.tile.out_n, made.tile.cluster_m * made.tile.cta_m
-        assert made.raster_group * (2**31 // span[made.raster_along_n]) < 2**32

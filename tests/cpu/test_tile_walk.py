@@ -8,23 +8,18 @@ from ffi_cases import CLUSTER_BYTES, FLAG_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_bwgemm.facts.recipe import leaf_bytes
-from jax_bwgemm.kernels.scheduler import INT32_MAX, Divisor, divisor, tile_order, triangle
+from jax_bwgemm.facts.tile import INT32_MAX
+from jax_bwgemm.kernels.scheduler import Divisor, divisor, tile_order, triangle
 from tests.walks import order_leaves, share_leaves
 
 sizes = st.integers(1, 40_000)
 
 
 def walked(call: ffi_cases.Call, names: list[str]) -> dict[str, int]:
-    """The leaves that the launcher packs for these, behind all others."""
-    end = max(at + size for _, at, size in call.leaves)
-    sources = ["walk:k_tiles/64", *(f"walk:{name}" for name in names if name != "k_tiles")]
-    for source in sources:
-        call.leaves.append([source, end, leaf_bytes(source)])
-        end += 4
-    block, leaves = call.plan().param_block, call.leaves[-len(sources) :]
-    found = {source.partition(":")[2]: int.from_bytes(block[at : at + 4], "little") for source, at, _ in leaves}
-    return {"k_tiles": found.pop("k_tiles/64"), **found}
+    """What the launcher packs for these, and for the k tiles."""
+    block = ffi_cases.walk(call, names).plan().param_block
+    leaves = [(source.removeprefix("walk:"), at) for source, at, _ in call.leaves if source.startswith("walk:")]
+    return {name.removesuffix("/64"): int.from_bytes(block[at : at + 4], "little") for name, at in leaves}
 
 
 @given(
@@ -49,8 +44,9 @@ def test_a_stream_is_the_schedulers_own(m: int, n: int, k: int, tiles: int, clus
         m=m, n=n, k=k, batch=1, workspace_bytes=size, stream_tiles=tiles, stream_clusters=clusters
     )  # fmt: skip
     plan = call.plan()
-    expected = share_leaves(plan.num_cluster_tiles, -(-k // 64), plan.grid[2], tiles, clusters)
-    assert walked(call, list(expected)) | {"k_tiles": -(-k // 64)} == expected | {"k_tiles": -(-k // 64)}
+    k_tiles = -(-k // 64)
+    expected = {"k_tiles": k_tiles} | share_leaves(plan.num_cluster_tiles, k_tiles, plan.grid[2], tiles, clusters)
+    assert walked(call, list(expected)) == expected
 
 
 @given(side=st.integers(1, 300), batch=st.integers(1, 3), tiles=st.integers(0, 50), clusters=st.integers(1, 80))

@@ -7,6 +7,7 @@ sm_90a, which also runs on hardware, is sampled. `make test-every` has each of t
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -55,6 +56,19 @@ def hopper_sample() -> list[Variant]:
     of_tile = [[v for v in plain if v.tile == tile] for tile in tiles]
     fused = {label(v.epilogue): v for v in chains("sm_90a") if v.epilogue != ACC}
     return [own[5 * i % len(own)] for i, own in enumerate(of_tile)] + list(fused.values())
+
+
+DIVISION = re.compile(r"^\s*(?:@\S+\s+)?((?:div|rem)\.[us](?:32|64)\s.*%\w+);", re.MULTILINE)  # by a register
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_do_not_divide(target: str) -> None:
+    """By what only the launch knows: its launcher works that out. The order of a triangle has not been taught that."""
+    found = {v.tile.symmetric: [] for v in variants(target)}
+    for variant in variants(target):
+        found[variant.tile.symmetric] += [(variant.name, line) for line in DIVISION.findall(ptx(variant.name))]
+    assert found[False] == []
+    assert found.get(True, True)  # else the pattern has lost its sense
 
 
 def even(variant: Variant) -> Case:

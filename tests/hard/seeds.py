@@ -35,6 +35,8 @@ def products() -> Iterator[ffi_cases.Call]:
     yield request(cluster_m=1, cluster_k=4)
     yield request(**workspace)
     yield request(has_bias=True, has_residual=True, **workspace)
+    yield ffi_cases.walk(request(**workspace), ("tiles", "group", "rows_multiplier", "stream_long_shift"))
+    yield ffi_cases.walk(request(m=512, n=512, **workspace), ("triangle", "last_rows", "stream_first"))
 
 
 def repacks() -> Iterator[test_repack_launch.Request]:
