@@ -28,7 +28,7 @@ Status ReadGeometry(const Attributes& attrs, Geometry* geometry) {
   JBW_RETURN_IF_ERROR(Read(attrs, "smem_bytes", 0, 1 << 20, &geometry->smem_bytes));
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_tiles", 0, kInt32Max, &geometry->stream_tiles));
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_clusters", 1, kMaxGridZ, &geometry->stream_clusters));
-  JBW_RETURN_IF_ERROR(Read(attrs, "tile_grid", 0, 1, &geometry->tile_grid));
+  JBW_RETURN_IF_ERROR(Read(attrs, "tile_grid", 0, 2, &geometry->tile_grid));
   JBW_RETURN_IF_ERROR(Read(attrs, "pdl", 0, 1, &geometry->pdl));
   return CheckRange("cluster_m * cluster_n * cluster_k",
                     geometry->cluster_m * geometry->cluster_n * geometry->cluster_k, 1, kMaxClusterCtas);
@@ -67,12 +67,14 @@ Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32
   return {};
 }
 
-// A CTA for each tile, or a cluster of those that divide its k: where they are, is their tile.
+// A CTA for each tile, or a cluster of those that divide its k: where they are, is their tile. CTAs start in the order of
+// x: tiles side by side write what is contiguous in the result.
 Status PlanTileGrid(const Geometry& geometry, int64_t tiles_m, int64_t tiles_n, int64_t batch, JbwLaunchPlan* plan) {
+  const bool n_first = geometry.tile_grid == kTileGridAlongN;
   JBW_RETURN_IF_ERROR(CheckRange("cluster_m * cluster_n", geometry.cluster_m * geometry.cluster_n, 1, 1));
-  JBW_RETURN_IF_ERROR(CheckRange("tiles along n", tiles_n, 1, kMaxGridZ));
+  JBW_RETURN_IF_ERROR(CheckRange(n_first ? "tiles along m" : "tiles along n", n_first ? tiles_m : tiles_n, 1, kMaxGridZ));
   JBW_RETURN_IF_ERROR(CheckRange("batch", batch, 1, kMaxGridZ / geometry.cluster_k));
-  const int64_t grid[3] = {tiles_m, tiles_n, batch * geometry.cluster_k};
+  const int64_t grid[3] = {n_first ? tiles_n : tiles_m, n_first ? tiles_m : tiles_n, batch * geometry.cluster_k};
   for (int i = 0; i < 3; ++i) {
     plan->grid[i] = static_cast<uint32_t>(grid[i]);
     plan->cluster[i] = 1;

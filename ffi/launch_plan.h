@@ -46,11 +46,13 @@ struct JbwLaunchPlan {
 
 namespace jbw {
 
+constexpr int32_t kTileGridAlongN = 2;
+
 struct Geometry {
   int32_t cta_m, mma_n, out_n;  // columns of the accumulator, and of the result: half as many of a gated product
   int32_t cluster_m, cluster_n, cluster_k, num_threads, smem_bytes;
   int32_t stream_tiles, stream_clusters;  // how many tiles, the last ones, how many clusters share, if the kernel can
-  int32_t tile_grid;                      // 1: a CTA for each tile, (tiles along m, along n, batch), else persistent
+  int32_t tile_grid;                      // 1: a CTA for each tile, (tiles along m, along n, batch); 2: along n first
   int32_t pdl;                            // 1: the kernel may start before the one before it ends
 };
 

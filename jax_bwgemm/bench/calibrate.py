@@ -28,7 +28,7 @@ from jax_bwgemm.planner.features import kernel_log, names
 
 FOLDS = 5
 NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 400, 9, 96, 6
-RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.7, 0.4  # of each tree: its weight, the kernels and the features that it sees
+RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.5, 0.3  # of each tree: its weight, the kernels and the features that it sees
 SHARPNESS, SLOWEST = 8.0, 2.0  # of weights; times the best: of no account
 DIGITS = 5
 

@@ -57,13 +57,13 @@ class Constants:
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
-    direct_start_cycles: float = 2810  # of a direct tile, with its first loads' latency; fitted, H100, as the next
-    direct_meeting_cycles: float = 5900  # where CTAs divide its k, beside their exchange
-    direct_round_cycles: float = 1920  # from a CTA to the one in its place
-    direct_step_cycles: float = 185  # of each k tile: its threads meet
-    direct_chunk_cycles: float = 21.8  # of a warp's 32 chunks of 16 bytes that are loaded
-    direct_raw_cycles: float = 146  # and that are realigned
-    direct_element_cycles: float = 17.4  # of an element of each thread that is stored
+    direct_start_cycles: float = 2830  # of a direct tile, with its first loads' latency; fitted, H100, as the next
+    direct_meeting_cycles: float = 2000  # where CTAs divide its k, beside their exchange
+    direct_round_cycles: float = 1320  # from a CTA to the one in its place
+    direct_step_cycles: float = 234  # of each k tile: its threads meet
+    direct_chunk_cycles: float = 21.3  # of a warp's 32 chunks of 16 bytes that are loaded
+    direct_raw_cycles: float = 159  # and that are realigned
+    direct_element_cycles: float = 12.8  # of an element of each thread that is stored
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 

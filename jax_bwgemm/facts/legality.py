@@ -356,8 +356,10 @@ def why_not_sizes(tile: Tile, problem: Problem) -> str | None:
 
 def _why_not_direct_sizes(tile: Tile, problem: Problem) -> str | None:
     """What its grid counts along y and z, and its threads in int32 offsets, beyond an operand's end, too."""
-    along_n, along_z = cluster_tiles(tile, problem)[1], problem.batch * tile.cluster_k
-    for name, size in (("tiles along n", along_n), ("matrices of a batch, times `cluster_k`,", along_z)):
+    tiles_m, tiles_n = cluster_tiles(tile, problem)
+    along_y = ("tiles along m", tiles_m) if problem.c_major == "n" else ("tiles along n", tiles_n)
+    along_z = problem.batch * tile.cluster_k
+    for name, size in (along_y, ("matrices of a batch, times `cluster_k`,", along_z)):
         if size > MAX_GRID_YZ:
             return f"`direct` requires at most {MAX_GRID_YZ} {name}, got {size}"
     for name, size in zip(("a", "b"), operand_bytes(problem), strict=True):

@@ -216,6 +216,16 @@ def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
     return -(-size // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
 
 
+def direct_ctas(tile: Tile, c_major: str) -> int:
+    """Of a direct tile that an SM has registers for, at least: the compiler is held to it. Four warpgroups if a thread has
+    up to 128, three up to 168, two up to 255, of the SM's 65536. With 128, ptxas keeps no wgmmas in flight where 64
+    columns of an m-major result are stored, whose addresses it computes beside them."""
+    warpgroups = 4 if tile.mma_n < 64 or tile.num_consumer_warpgroups > 1 else 3 if tile.mma_n <= 128 else 2
+    if tile.mma_n == 64 and (c_major == "n" or tile.cluster_k > 1):
+        warpgroups = 4
+    return warpgroups // tile.num_consumer_warpgroups
+
+
 def direct_stages(tile: Tile, k: int | None, most: int) -> int:
     """Of the stages that a direct tile is compiled for, `most`, those that a launch has room for: all, or for a `k`
     that fits fewer, the next power of two. So several CTAs of a short sum share an SM, and a kernel is loaded for few

@@ -181,7 +181,7 @@ HOPPER_DIRECT = (
     Tile(128, 16, direct=True),
     Tile(64, 128, direct=True),
     Tile(128, 128, direct=True),
-    Tile(64, 192, direct=True),
+    Tile(64, 256, direct=True),
 )
 HOPPER_DIRECT_SPLIT = (
     Tile(64, 16, cluster_k=4, direct=True),

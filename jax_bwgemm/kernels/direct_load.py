@@ -33,6 +33,7 @@ CHUNK_ELEMS = CHUNK_BYTES // ELEMENT_BYTES
 WORD_BYTES = 4  # the least that cp.async moves, PTX ISA
 WORDS = CHUNK_BYTES // WORD_BYTES
 UNITS = CHUNK_BYTES, WORD_BYTES
+IN_FLIGHT = 2  # lines that a thread realigns at a time: of more, it would lack registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,17 +127,22 @@ class Loader:
             if not (self.has_chunks | self.has_words):
                 self._realign(k_idx, stage)
 
-    @cute.jit
-    def _fill_whole(self, k_idx: Int32, stage: Int32, size: cutlass.Constexpr[int]) -> None:
+    def _fill_whole(self, k_idx: Int32, stage: Int32, size: int) -> None:
         """Chunks, or words, that are the operand's as a whole, or not at all."""
-        for turn in cutlass.range_constexpr(self.lines.turns(size)):
-            offset, is_line, rest = self._of_turn(turn, k_idx, size)
-            count = cutlass.select_(is_line & (rest > 0), Int32(size), Int32(0))
-            place = self._place(turn, stage, size)
-            if cutlass.const_expr(self._has_all(turn, size)):  # noqa: SIM114
-                cp_async(place, self.base, offset, count, size)
-            elif self._has(turn, size):
-                cp_async(place, self.base, offset, count, size)
+        for turn in range(self.lines.turns(size)):
+            self._fill_line(turn, k_idx, stage, size)
+
+    @cute.jit
+    def _fill_line(
+        self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32, size: cutlass.Constexpr[int]
+    ) -> None:
+        offset, is_line, rest = self._of_turn(turn, k_idx, size)
+        count = cutlass.select_(is_line & (rest > 0), Int32(size), Int32(0))
+        place = self._place(turn, stage, size)
+        if cutlass.const_expr(self._has_all(turn, size)):  # noqa: SIM114
+            cp_async(place, self.base, offset, count, size)
+        elif self._has(turn, size):
+            cp_async(place, self.base, offset, count, size)
 
     @cute.jit
     def _fill_raw(self, k_idx: Int32, stage: Int32) -> None:
@@ -158,11 +164,12 @@ class Loader:
 
     @cute.jit
     def _realign(self, k_idx: Int32, stage: Int32) -> None:
-        """Of several lines, all loads from shared memory are on their way before the first chunk is stored there."""
+        """Of IN_FLIGHT lines, all loads from shared memory are on their way before the first chunk is stored there."""
         cute.arch.sync_warp()
         turns = cutlass.const_expr(self.lines.turns(CHUNK_BYTES))
         whole = cutlass.const_expr(turns if self._has_all(turns - 1, CHUNK_BYTES) else turns - 1)
-        self._realign_chunks(0, whole, k_idx, stage)
+        for first in cutlass.range_constexpr(0, whole, IN_FLIGHT):
+            self._realign_chunks(first, min(first + IN_FLIGHT, whole), k_idx, stage)
         if cutlass.const_expr(whole < turns):  # noqa: SIM102
             if self._has(whole, CHUNK_BYTES):  # all lanes of a warp or none
                 self._realign_chunks(whole, turns, k_idx, stage)

@@ -12,6 +12,9 @@ Only the warp itself writes and reads its buffer: it needs no barrier but `sync_
 for four lanes always fill one aligned group of 4 pairs, nor in the reads, for 8 lanes read 128 bytes; `Segments.at`
 keeps apart what 8 rows write at a time. For a 128x256 tile of 16-bit elements shared memory takes 512 cycles to write,
 512 to read and 128 to shuffle, beside the result's own 1024 at 64 bytes a clock.
+
+Where all rows begin on 16 bytes, nothing is turned and no chunk is shared (`store_whole_fragment`): a third of the
+instructions, of which short sums have little else.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, Uint64, cute
+from cutlass.cute.nvgpu import warp
 
 FRAGMENT_ROWS = 16  # of a warp: lane t holds pairs of columns, every 8, of rows t / 4 and t / 4 + 8
 WARP_LANES = 32
 CHUNK_BYTES = 16
 BANKS_BYTES = 128
+MATRICES = 4  # of 8 rows of 16 bytes, that one stmatrix writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +113,50 @@ def store_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: c
         store_ends(buffer, rows, seg, first, False)
         if rows.num_cols < seg.cols:
             store_ends(buffer, rows, seg, first, True)
+
+
+@cute.jit
+def store_whole_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr) -> None:
+    """The same of rows that all begin on 16 bytes, and so have whole chunks alone."""
+    lane = Uint32(cute.arch.lane_idx())
+    chunk = lane % seg.chunks
+    for first in cutlass.range_constexpr(0, FRAGMENT_ROWS, seg.rows):
+        cute.arch.sync_warp()
+        write_whole(values, buffer, seg, first)
+        cute.arch.sync_warp()
+        for i in cutlass.range_constexpr(seg.rows * seg.chunks // WARP_LANES):
+            row = lane // seg.chunks + i * (WARP_LANES // seg.chunks)
+            words = cute.make_rmem_tensor(4, Uint32)
+            cute.autovec_copy(within(buffer, seg.at(row, chunk * CHUNK_BYTES), Uint32, 4), words)
+            own = Int32(seg.result_row(row + first))
+            target = rows.address + Int64(own * seg.elem_bytes) * Int64(rows.pitch) + Int64(chunk * CHUNK_BYTES)
+            if own < rows.num_rows and Int32(chunk * seg.chunk_elems) < rows.num_cols:
+                cute.autovec_copy(words, at_address(target, Uint32, 4))
+
+
+@cute.jit
+def write_whole(values: cute.Tensor, buffer: cute.Pointer, seg: cutlass.Constexpr, first: cutlass.Constexpr) -> None:
+    """`seg.rows` rows of the fragment into the buffer, as they are: of elements of 2 bytes, a group of a row is a row
+    of a matrix, whose place is known to the lane that stmatrix asks for it."""
+    pairs = cute.coalesce(cute.recast_tensor(values, seg.pair_dtype))  # (row half, group)
+    lane = Uint32(cute.arch.lane_idx())
+    halves, groups = cutlass.const_expr(seg.rows // 8), cutlass.const_expr(seg.row_bytes // seg.group_bytes)
+    if cutlass.const_expr(seg.elem_bytes == 2):
+        stmatrix = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, MATRICES), Uint16)
+        side_by_side = cutlass.const_expr(MATRICES // halves)  # groups of one stmatrix
+        for i in cutlass.range_constexpr(0, groups, side_by_side):
+            four = cute.make_rmem_tensor(MATRICES, Uint32)
+            for j in cutlass.range_constexpr(MATRICES):
+                four[j] = pairs[2 * (i + j // halves) + j % halves + first // 8]
+            place = within(buffer, seg.at(lane % seg.rows, (lane // seg.rows + i) * CHUNK_BYTES), Uint16, 8)
+            halfwords = cute.recast_ptr(four.iterator, dtype=Uint16)
+            row_of_one = cute.make_layout((8, 1))  # (element, stmatrix)
+            cute.copy(stmatrix, cute.make_tensor(halfwords, row_of_one), cute.make_tensor(place.iterator, row_of_one))
+    else:
+        for i in cutlass.range_constexpr(halves * groups):
+            half, group = i // groups, i % groups
+            place = seg.at(lane // 4 + 8 * half, lane % 4 * (2 * seg.elem_bytes) + group * seg.group_bytes)
+            within(buffer, place, seg.pair_dtype)[0] = pairs[2 * group + half + first // 8]
 
 
 @cute.jit

@@ -205,7 +205,7 @@ class StoreRole:
         """One store group's way out, box by box, for each result and its mirror image."""
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
-            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes) for out in outs)
+            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes, False) for out in outs)
         r2s, Rs = self.way_into(boxes, sC, t2r, tidx)
         own = boxes.own(sC, group.idx)
         if boxes.store == "threads":

@@ -30,7 +30,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES, exchange_bytes
+from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES, direct_ctas, exchange_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import split_k
@@ -100,7 +100,11 @@ class Sm90Direct:
         maps = Maps(a.iterator, (b.iterator,), facts.store_atoms(c), ())
         params = Params(maps, sizes, None, hints, None, facts.epilogue_args(alpha, bias))
         self.kernel(params).launch(
-            grid=facts.cluster, block=(facts.threads, 1, 1), cluster=facts.cluster, min_blocks_per_mp=1
+            grid=facts.cluster,
+            block=(facts.threads, 1, 1),
+            cluster=facts.cluster,
+            min_blocks_per_mp=direct_ctas(facts.tile, facts.boxes.c_major),
+            preferred_smem_carveout=100,  # else the DSL asks the driver of a device how much there is
         )
 
     @cute.kernel
@@ -113,7 +117,8 @@ class Sm90Direct:
         sA, sB = self.operand(stages, a_smem, facts.a_dtype), self.operand(stages + parts[0], b_smem, facts.b_dtype)
         beside_a, beside_b = stages + sum(parts[:2]), stages + sum(parts)
         tidx = cute.arch.thread_idx()[0]
-        m_idx, n_idx, z_idx = cute.arch.block_idx()
+        *along, z_idx = cute.arch.block_idx()
+        m_idx, n_idx = along if facts.boxes.c_major == "m" else along[::-1]
         written, drained = None, None
         if cutlass.const_expr(split > 1):
             written, drained = allocator.allocate_array(Int64, 1), allocator.allocate_array(Int64, 1)
@@ -212,7 +217,7 @@ class Sm90Direct:
     def outlet(self, group: Any, stages: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> FragmentOutlet:
         """Rows go through the stages, which no wgmma reads any more when sums are stored."""
         boxes = self.facts.boxes
-        rows = row_outlet(boxes, group, stages, out, sizes) if boxes.by_rows else None
+        rows = row_outlet(boxes, group, stages, out, sizes, True) if boxes.by_rows else None
         return FragmentOutlet(boxes, group, out, sizes, rows)
 
     def loader(

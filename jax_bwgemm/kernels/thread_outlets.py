@@ -19,13 +19,14 @@ SHORT_ROW_BYTES = 32  # of a direct tile: on an H100 3 % slower by way of shared
 @dataclasses.dataclass(frozen=True)
 class RowOutlet:
     """An n-major result: each warp stores its own rows, 16 by 16, through its own `buffer` (`row_store`), and waits for
-    no other."""
+    no other. `may_be_whole`: of results, too, whose rows all begin on 16 bytes."""
 
     boxes: Boxes
     group: StoreGroup
     buffer: cute.Pointer
     out: cute.Pointer
     sizes: Sizes
+    may_be_whole: bool
 
     @property
     def fragment(self) -> int:
@@ -34,8 +35,22 @@ class RowOutlet:
     def reclaim(self) -> None:
         """`row_store` waits where it writes."""
 
+    @property
+    def is_whole(self) -> Any:
+        """Whether all rows begin on 16 bytes."""
+        return (self.out.toint() | Int64(self.sizes.n * self.boxes.segments.elem_bytes)) % row_store.CHUNK_BYTES == 0
+
     @cute.jit
     def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
+        if cutlass.const_expr(not self.may_be_whole):  # noqa: SIM114 (a compile-time condition stands alone)
+            self.store(rounded, at, row_store.store_fragment)
+        elif self.is_whole:
+            self.store(rounded, at, row_store.store_whole_fragment)
+        else:
+            self.store(rounded, at, row_store.store_fragment)
+
+    @cute.jit
+    def store(self, rounded: cute.Tensor, at: Any, store_fragment: cutlass.Constexpr[Any]) -> None:
         boxes, sizes = self.boxes, self.sizes
         warp_rows = cutlass.const_expr(boxes.rows * row_store.WARP_LANES // self.group.threads)
         count = cutlass.const_expr(warp_rows // row_store.FRAGMENT_ROWS)
@@ -48,18 +63,20 @@ class RowOutlet:
             address = self.out.toint() + start * boxes.segments.elem_bytes
             rows = row_store.Rows(address, sizes.n, sizes.m - row, cutlass.max(sizes.n - col, 0))
             fragment = cute.make_tensor(rounded.iterator + i * values, cute.make_layout(values))
-            row_store.store_fragment(fragment, self.buffer, rows, boxes.segments)
+            store_fragment(fragment, self.buffer, rows, boxes.segments)
 
     def finish(self) -> None:
         """Only the warp itself reads its buffer."""
 
 
-def row_outlet(boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> RowOutlet:
+def row_outlet(
+    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes, may_be_whole: bool
+) -> RowOutlet:
     """`smem`: all groups' buffers, of which each warp takes a part."""
     warps = group.threads // row_store.WARP_LANES
     warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
     buffers = cute.recast_ptr(smem, swizzle_=None, dtype=cutlass.Uint8)
-    return RowOutlet(boxes, group, buffers + warp_idx * boxes.segments.bytes, out, sizes)
+    return RowOutlet(boxes, group, buffers + warp_idx * boxes.segments.bytes, out, sizes, may_be_whole)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import (
     CHUNK_BYTES,
     CTA_BYTES,
+    direct_ctas,
     direct_smem_bytes,
     direct_stages,
     num_stages,
@@ -19,7 +20,6 @@ from jax_bwgemm.planner.cycles import exchange_cycles, mma_cycles
 
 WARP_THREADS = 32
 SCHEDULERS = 4  # of an SM: a warp each issues an instruction a clock
-SM_THREADS = 512  # of an SM, at least, whatever registers each has: of up to 128, which direct tiles have
 
 
 def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
@@ -31,7 +31,7 @@ def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     ctas = num_tiles(tile, problem) * tile.cluster_k
     stages = launch_stages(tile, problem, arch)
     size = direct_smem_bytes(tile, problem.a_dtype, problem.out_dtype, arch.target, stages)
-    room = min((arch.smem_bytes + CTA_BYTES) // (size + CTA_BYTES), SM_THREADS // threads)
+    room = min((arch.smem_bytes + CTA_BYTES) // (size + CTA_BYTES), direct_ctas(tile, problem.c_major))
     sharing = min(room, ceil_div(ctas, arch.num_sms))
     own = k_steps(tile, problem) * step_cycles(tile, problem, arch, sharing) + c.direct_element_cycles * (
         tile.cta_m * tile.out_n / tile.cluster_k / threads

@@ -14,6 +14,7 @@ from jax_bwgemm.facts.tile import Tile
 
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
+STORE = 12  # times its operands' bytes: what takes as long as its result's store
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
@@ -23,11 +24,22 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     equally many bytes. Groups of rows read A once, and B once each, unless it stays in `retained` of the cache; groups
     of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
     faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
+
+    A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies:
+    1 to 8 % faster there (8192x8192x64, 4696x11976x8, 16384x4096x128), and 2 % slower where it is no more than
+    six times its operands (4096x14336x512).
     """
+    if _is_store(problem, arch):
+        return 1, int(problem.c_major == "m")
     longer = int(problem.n > problem.m)
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
     along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
     return choices[along_n], along_n
+
+
+def _is_store(problem: Problem, arch: Arch) -> bool:
+    read = sum(operand_bytes(problem))
+    return problem.min_bytes - read > max(arch.l2_bytes, STORE * read)
 
 
 def _group(tile: Tile, problem: Problem, arch: Arch, along_n: int) -> int:

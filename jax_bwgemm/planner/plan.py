@@ -40,6 +40,7 @@ SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some 
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
 
 DIRECT_FLOPS, DIRECT_BYTES = 2e9, 16e6  # of a product, assumed: some 10 us of our other kernels
+DIRECT_TERMS = 128  # of a sum, assumed: its loads are a small part of what it stores
 SWAPPED_ROWS, SWAPPED_ROWS_OF_FEW = 4096, 512  # at most so many rows were tried as columns of the transposed product
 # (H200); the second where an epilogue, or operands of other than 2 bytes, have few such kernels
 
@@ -169,10 +170,11 @@ def is_swappable(problem: Problem) -> bool:
 
 
 def is_small(problem: Problem, arch: Arch) -> bool:
-    """Whether direct tiles, which read rows of any pitch, are worth a look: more work hides the latencies they save."""
+    """Whether direct tiles, which read rows of any pitch, are worth a look: more work hides the latencies they save, but
+    of short sums, which are little but their store."""
     halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
     is_little = problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
-    return halves and is_little and "direct" not in arch.family.lacks
+    return halves and (is_little or problem.k <= DIRECT_TERMS) and "direct" not in arch.family.lacks
 
 
 def is_raw(problem: Problem, arch: Arch) -> bool:

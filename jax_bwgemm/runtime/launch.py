@@ -12,9 +12,12 @@ from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.recipe import Attribute, Buffer
 from jax_bwgemm.facts.resources import direct_smem_bytes, workspace_bytes
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.order import RASTER_ORDERS
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime.artifacts import Entry
+
+TILES_ALONG_M, TILES_ALONG_N = 1, 2  # first, in a grid of tiles (ffi/launch_plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "smem_bytes": _smem_bytes(plan, entry),
         "stream_tiles": plan.stream.tiles,
         "stream_clusters": plan.stream.clusters,
-        "tile_grid": int(tile.direct),
+        "tile_grid": _tile_grid(tile, entry.variant.c_major),
         "pdl": int(plan.pdl),
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,
@@ -76,6 +79,12 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         **dict(plan.problem.epilogue.scalars),
         **entry.texts,
     }
+
+
+def _tile_grid(tile: Tile, c_major: str) -> int:
+    """0: persistent CTAs; else one for each tile, and which of them lie side by side along the grid's x: those that do
+    in the result."""
+    return 0 if not tile.direct else TILES_ALONG_N if c_major == "n" else TILES_ALONG_M
 
 
 def _smem_bytes(plan: Plan, entry: Entry) -> int:

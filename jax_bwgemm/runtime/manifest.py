@@ -24,7 +24,7 @@ from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 
-FORMAT = 7
+FORMAT = 8
 MANIFEST_NAME = "manifest.json"
 MOST_MANIFEST_BYTES = 2**26  # of 1700 kernels: 2**22
 REMEDY = "run `python -m jax_bwgemm build`"

@@ -96,7 +96,7 @@ def test_a_launch_that_divides_k() -> None:
     entry = fake_entry(found.variant)
     attributes = request(found, entry).attributes
     assert attributes["smem_bytes"] == entry.smem_bytes == 4 * 12288 + 1024
-    assert (attributes["tile_grid"], attributes["cluster_k"]) == (1, 8)
+    assert (attributes["tile_grid"], attributes["cluster_k"]) == (2, 8)
 
 
 @pytest.mark.parametrize(

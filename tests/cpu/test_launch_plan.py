@@ -305,6 +305,8 @@ def test_a_grid_of_tiles() -> None:
     request.max_active_clusters = 1
     plan = request.plan()
     assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([8, 3, 2], [1, 1, 1], 48)
+    plan = ffi_cases.request(tile_grid=2, cluster_m=1).plan()
+    assert (list(plan.grid), list(plan.cluster), plan.num_cluster_tiles) == ([3, 8, 2], [1, 1, 1], 48)
 
 
 def test_a_grid_of_tiles_that_are_divided_along_k() -> None:

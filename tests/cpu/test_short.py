@@ -26,7 +26,7 @@ def _limits(monkeypatch):
     ("problem", "arch", "us"),
     [
         (Problem(8, 2352, 64), H200, 1.47),
-        (Problem(3936, 2880, 96), H100, 12.08),
+        (Problem(3936, 2880, 96), H100, 14.7),
         (Problem(1808, 5264, 16, b_major="k"), H100, 10.39),
         (Problem(405, 231, 45, a_major="m"), H200, 1.84),
         (Problem(14809, 36, 58, b_major="k"), H100, 3.43),
@@ -40,7 +40,7 @@ def _limits(monkeypatch):
     ids=str,
 )
 def test_predictions_are_near_what_it_took(problem, arch, us):
-    """Device time of the faster of XLA's choices (results/random, results/regret)."""
+    """Device time of XLA's default choice (results/random, results/regret)."""
     predicted = short.xla_us(problem, arch) - arch.constants.launch_us
     assert us / 1.5 < predicted < 1.5 * us
 
@@ -49,7 +49,7 @@ def test_hand_derived_time():
     """24 x 12 of XLA's tiles are 3 waves on 132 SMs; (1536 * 768 + 1536 * 64 + 64 * 768) * 2 bytes."""
     us = short.xla_us(Problem(1536, 768, 64), H200)
     moved_us = 2 * (1536 * 768 + 1536 * 64 + 64 * 768) / (H200.memory_tb_per_s * 1e6)
-    assert us == pytest.approx(H200.constants.launch_us + 1.35 + 64 * 0.0039 * 3**0.65 + 1.7 * moved_us)
+    assert us == pytest.approx(H200.constants.launch_us + 1.34 + 64 * 0.0099 * 3**0.64 + 1.19 * moved_us)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_compared(sizes, is_compared):
 
 def test_only_plain_products():
     problem = Problem(256, 256, 32)
-    sentence = "XLA is expected to take 3.9 us for 256 x 256 sums of 32 products, our kernel 9.0: pass `tile=`"
+    sentence = "XLA is expected to take 4.1 us for 256 x 256 sums of 32 products, our kernel 9.0: pass `tile=`"
     assert short.why_xla(problem, 9.0, H200).startswith(sentence)
     assert short.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), 9.0, H200) is None
     assert short.why_xla(dataclasses.replace(problem, epilogue=chain(activation="relu")), 9.0, H200) is None

@@ -124,7 +124,8 @@ def run_matmul(
     values |= walk_leaves(variant.tile, Problem(m, n, k, batch), raster_group, raster_along_n, clusters, stream)
     grid = (tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters)
     if tile.direct:
-        grid = (*cluster_tiles(tile, Problem(m, n, k)), batch * tile.cluster_k)
+        along = cluster_tiles(tile, Problem(m, n, k))
+        grid = (*(along[::-1] if variant.c_major == "n" else along), batch * tile.cluster_k)
     launch = Launch(
         grid=grid,
         block=(facts.num_threads, 1, 1),

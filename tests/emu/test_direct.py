@@ -48,6 +48,7 @@ VARIANTS = [
     variant(192, 32, "kkn"),
     variant(256, 16, "mkn"),
     variant(64, 128, "kkn"),
+    variant(64, 256, "mkn"),
     variant(128, 64, "knn", F32),  # rows that take more than a stage
     variant(64, 16, "kkn", cluster_k=8),
     variant(64, 32, "mnm", cluster_k=4),
@@ -179,14 +180,14 @@ def test_nobody_arrives_at_barriers_that_are_not_there_yet() -> None:
         assert fault.value.rule == "unpublished-init"
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["has come", "has been read"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["has come", "has been read", "and the lines after"])
 def test_lines_are_realigned_in_place_by_lanes_that_wait_for_each_other(which: int) -> None:
-    """Of a, until what the warp loaded has come, and until all of it has been read; then of b."""
+    """Of a, until what the warp loaded has come, and until all of two lines has been read, twice; then of b."""
     found = compiled_kernel(VARIANTS[0])
     loop = [m.end() for m in re.finditer(WAIT, found.ptx)][-1]
     until = found.ptx.index("wgmma.fence", loop)
     syncs = [m for m in re.finditer(r"bar\.warp\.sync[^;]*;", found.ptx) if loop < m.start() < until]
-    assert len(syncs) == 4
+    assert len(syncs) == 5
     changed = parse(found.ptx[: syncs[which].start()] + found.ptx[syncs[which].end() :])
     for schedule in Schedule.standard(seed=2):
         with pytest.raises(Fault) as fault:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 
 import pytest
 
-from jax_bwgemm.emulator import Schedule
+from jax_bwgemm.emulator import Fault, Schedule, parse
 from jax_bwgemm.emulator.syntax import Module
 from jax_bwgemm.facts.problem import DTYPE_BYTES
 from jax_bwgemm.facts.resources import segments
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import fused
-from tests.emu.matmul import Facts, case_of
+from tests.emu.matmul import Facts, case_of, facts_of
 
 pytestmark = pytest.mark.long
 
@@ -21,6 +23,7 @@ pytest.importorskip("cutlass", reason="kernels are compiled with CuTeDSL")
 
 from jax_bwgemm.kernels.row_store import Segments  # noqa: E402 - needs cutlass
 from tests.emu.check_variant import compiled, run_case  # noqa: E402 - needs cutlass
+from tests.emu.test_hopper import kernel as compiled_kernel  # noqa: E402 - needs cutlass
 
 BF16 = ("bfloat16", "bfloat16", "bfloat16")
 BF16_F32 = ("bfloat16", "bfloat16", "float32")
@@ -69,6 +72,43 @@ def test_every_alignment(of: Variant, rest: int) -> None:
 def test_few_columns(of: Variant, n: int) -> None:
     """Rows of less than a chunk, of one, or a little more."""
     run_case(*kernel(of), case_of(of, of.tile.cta_m - 1, n, 16), Schedule.standard(n)[n % 5], seed=n)
+
+
+WHOLE = [of for of in VARIANTS if of.target == "sm_90a" and DTYPE_BYTES[of.out_dtype] > 1]
+
+
+@pytest.mark.parametrize("of", WHOLE, ids=lambda of: of.name)
+def test_rows_that_begin_on_16_bytes(of: Variant) -> None:
+    """They are not turned, and end with a chunk: within a tile's first columns, amid it, or with it."""
+    chunk = 16 // DTYPE_BYTES[of.out_dtype]
+    for seed, n in enumerate((chunk, of.tile.mma_n // 2 + chunk, of.tile.mma_n, of.tile.mma_n + 3 * chunk)):
+        case = case_of(of, of.tile.cta_m + 5, n, of.tile.k_tile + 16, 1, 2)
+        run_case(*kernel(of), case, Schedule.standard(seed)[seed % 5], seed=seed)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["has been read", "has been written"])
+def test_a_whole_row_waits_for_its_warp(which: int) -> None:
+    """Before its buffer is written again, and before it is read: the last rows' syncs of a kernel in which rows of 512
+    bytes leave eight at a time."""
+    of = VARIANTS[0]
+    found = compiled_kernel(of)
+    reads = [m.start() for m in re.finditer(r"stmatrix", found.ptx)]
+    syncs = [m for m in re.finditer(r"bar\.warp\.sync[^;]*;", found.ptx)]
+    sync = [m for m in syncs if m.start() < reads[-1]][-1] if which == 0 else next(m for m in syncs if m.start() > reads[-1])
+    changed = parse(found.ptx[: sync.start()] + found.ptx[sync.end() :])
+    for schedule in Schedule.standard(seed=2):
+        with pytest.raises(Fault) as fault:
+            run_case(changed, facts_of(of, found), case_of(of, 64, 256, 64), schedule)
+        assert fault.value.rule == "race"
+
+
+@pytest.mark.parametrize("row_bytes", [32, 64, 128, 256, 512])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_no_banks_conflict_of_matrices(rows: int, row_bytes: int) -> None:
+    """A matrix is 16 bytes of eight rows one below the other: in all banks."""
+    seg = Segments(rows, row_bytes // 2, 2)
+    for first, byte in itertools.product(range(0, rows, 8), range(0, row_bytes, 16)):
+        assert sorted(seg.at(first + row, byte) // 16 % 8 for row in range(8)) == list(range(8))
 
 
 @pytest.mark.parametrize("elem_bytes", [1, 2, 4])

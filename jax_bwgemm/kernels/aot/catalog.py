@@ -158,10 +158,19 @@ HOPPER_OF_WEIGHTS = (
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
+    HOPPER_WIDE,
+    HOPPER_STREAM_192,
+    Tile(128, 16, stream_k=True),
+    Tile(64, 48, cluster_k=8),
+    Tile(64, 128, cluster_k=4),
+    Tile(192, 192, cluster_n=2),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
+    Tile(128, 16, stream_k=True),
     Tile(64, 16, cluster_k=8),
+    Tile(64, 32, cluster_k=8),
+    Tile(128, 160, cluster_m=2),
     Tile(64, 32, cluster_m=4, pingpong=True),
     HOPPER_TALL,
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
@@ -247,7 +256,7 @@ ROWS = {
         Row(HOPPER_BASE, (*SAME, (BF16, BF16, F32))),
         Row(HOPPER_BASE[:2], ((F16, F16, F32),), MAJORS),
         Row(HOPPER_FORWARD, BF16_ONLY, FORWARD),
-        Row((HOPPER_STREAM_192,), BF16_ONLY, ("kn",)),  # which spills 8 bytes with other majors
+        Row((HOPPER_STREAM_192,), BF16_ONLY, ("kn",)),  # which spills 8 bytes with a k-major b
         Row(HOPPER_OF_WEIGHTS, BF16_ONLY, WEIGHTS),
         Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_OF_WEIGHTS_SWAPPED, BF16_ONLY, ("mn", "kn"), c_major="m"),
@@ -287,8 +296,7 @@ ROWS = {
         Row(HOPPER_ODD, BF16_ONLY, MAJORS, store="threads"),
         Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
-        Row((*HOPPER_DIRECT[:-1], *HOPPER_DIRECT_SPLIT), BF16_ONLY, store="threads"),
-        Row(HOPPER_DIRECT[-1:], BF16_ONLY, ("kn", "mn"), store="threads"),  # which spills 24 and 40 bytes of others
+        Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT), BF16_ONLY, store="threads"),
         Row((*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
         Row(HOPPER_DIRECT_SPLIT[1:2], F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_DIRECT[:4], F16_OR_F32, MAJORS, store="threads"),
