@@ -67,12 +67,13 @@ Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32
   return {};
 }
 
-// A CTA for each tile, or a cluster of those that divide its k: where they are, is their tile. CTAs start in the order of
-// x: tiles side by side write what is contiguous in the result.
+// A CTA for each tile, or a cluster of those that divide its k: where they are, is their tile. CTAs start in the order
+// of x: tiles side by side write what is contiguous in the result.
 Status PlanTileGrid(const Geometry& geometry, int64_t tiles_m, int64_t tiles_n, int64_t batch, JbwLaunchPlan* plan) {
   const bool n_first = geometry.tile_grid == kTileGridAlongN;
   JBW_RETURN_IF_ERROR(CheckRange("cluster_m * cluster_n", geometry.cluster_m * geometry.cluster_n, 1, 1));
-  JBW_RETURN_IF_ERROR(CheckRange(n_first ? "tiles along m" : "tiles along n", n_first ? tiles_m : tiles_n, 1, kMaxGridZ));
+  JBW_RETURN_IF_ERROR(
+      CheckRange(n_first ? "tiles along m" : "tiles along n", n_first ? tiles_m : tiles_n, 1, kMaxGridZ));
   JBW_RETURN_IF_ERROR(CheckRange("batch", batch, 1, kMaxGridZ / geometry.cluster_k));
   const int64_t grid[3] = {n_first ? tiles_n : tiles_m, n_first ? tiles_m : tiles_n, batch * geometry.cluster_k};
   for (int i = 0; i < 3; ++i) {

@@ -2,7 +2,8 @@
 says what the planner's choices lose with it and without, over products that it was not fitted to.
 
 Of files that `--regret` wrote. A time counts the more, the closer it is to its product's best, for those are what is
-chosen from; what takes twice as long, not at all.
+chosen from; what takes twice as long, not at all. A file may say by the `weight` of its facts that its products count
+less: those of kernels some of which are others by now.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Kernels:
     logs: np.ndarray
     measured_us: np.ndarray
     padding_us: np.ndarray
+    weight: float = 1.0
 
     @property
     def wholes_us(self) -> np.ndarray:
@@ -69,7 +71,11 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     if others:
         given = " and ".join(arch.name for arch in archs)
         raise ValueError(f"`--calibrate` requires devices of one family and its constants, got {given}")
-    products = [kernels(product, arch) for arch, measured in files for product in measured]
+    products = [
+        kernels(product, arch, weight)
+        for (arch, measured), weight in zip(files, map(_weight, paths), strict=True)
+        for product in measured
+    ]
     if len(products) < FOLDS:
         raise ValueError(f"`--calibrate` requires at least {FOLDS} measured products, got {len(products)}")
     by_others = crossed(products, seed)
@@ -89,7 +95,12 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     return 0
 
 
-def kernels(product: Measured, arch: Arch) -> Kernels:
+def _weight(path: Path) -> float:
+    """Of a file's products."""
+    return float(json.loads(path.read_text())["facts"].get("weight", 1.0))
+
+
+def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
     """The measured kernels of a product."""
     found = []
     for (tile, is_swapped), us in product.times_us.items():
@@ -98,7 +109,8 @@ def kernels(product: Measured, arch: Arch) -> Kernels:
         found.append(
             (row(tile, own, predicted, arch), math.log(us) - kernel_log(predicted, arch), us, predicted.padding_us)
         )
-    return Kernels(*(np.array(column, np.float64) for column in zip(*found, strict=True)))
+    rows, logs, measured_us, padding_us = (np.array(column, np.float64) for column in zip(*found, strict=True))
+    return Kernels(rows, logs, measured_us, padding_us, weight)
 
 
 def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
@@ -123,7 +135,11 @@ def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[
     counts = [x <= SLOWEST for x in slower]
     rows, logs, weights = (
         np.concatenate([x[own] for x, own in zip(columns, counts, strict=True)])
-        for columns in ([p.rows for p in products], [p.logs for p in products], [x**-SHARPNESS for x in slower])
+        for columns in (
+            [p.rows for p in products],
+            [p.logs for p in products],
+            [p.weight * x**-SHARPNESS for p, x in zip(products, slower, strict=True)],
+        )
     )
     forest = GradientBoostingRegressor(
         init="zero", n_estimators=NUM_TREES, max_depth=DEPTH, max_leaf_nodes=LEAVES, min_samples_leaf=LEAST_IN_LEAF,

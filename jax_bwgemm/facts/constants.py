@@ -3,8 +3,8 @@
 
 Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
 `python -m jax_bwgemm explain --published` prints with the error of each. Hopper's were fitted to kernel times on an
-H200: of random products (`bench/results/regret/h200_fitted.json`), of others with tiles that came later
-(`h200_tiles.json`), and of layers of models (`planner/tables/h200.json`); `h200_held_out.json` has 251 others.
+H200: of random products and of others with tiles that came later (those of 8 us and more are in
+`bench/results/regret/h200_longer.json`), and of layers of models (`planner/tables/h200.json`).
 `python -m jax_bwgemm bench --fit` refits them to such files, which `--regret` writes, and prints what the choices lose.
 """
 
@@ -57,7 +57,7 @@ class Constants:
     row_cycles: float = 0.0  # of a CTA's loads, for each row of their boxes, whether it is there or not
     line_cycles: float = 0.0  # of the L2 cache, for each of those that want the same lines at the same time
     turn_cycles: float = 0.0  # from a tile to the next one, where nothing of both is done at the same time
-    direct_start_cycles: float = 2830  # of a direct tile, with its first loads' latency; fitted, H100, as the next
+    direct_start_cycles: float = 2830  # of a direct tile, with its first loads' latency; fitted, H200, as the next
     direct_meeting_cycles: float = 2000  # where CTAs divide its k, beside their exchange
     direct_round_cycles: float = 1320  # from a CTA to the one in its place
     direct_step_cycles: float = 234  # of each k tile: its threads meet

@@ -217,13 +217,14 @@ def direct_stage_bytes(tile: Tile, in_dtype: str) -> int:
 
 
 def direct_ctas(tile: Tile, c_major: str) -> int:
-    """Of a direct tile that an SM has registers for, at least: the compiler is held to it. Four warpgroups if a thread has
-    up to 128, three up to 168, two up to 255, of the SM's 65536. With 128, ptxas keeps no wgmmas in flight where 64
+    """Of a direct tile that an SM has registers for, at least: the compiler is held to it. Four warpgroups if a thread
+    has up to 128, three up to 168, two up to 255, of the SM's 65536. With 128, ptxas keeps no wgmmas in flight where 64
     columns of an m-major result are stored, whose addresses it computes beside them."""
-    warpgroups = 4 if tile.mma_n < 64 or tile.num_consumer_warpgroups > 1 else 3 if tile.mma_n <= 128 else 2
-    if tile.mma_n == 64 and (c_major == "n" or tile.cluster_k > 1):
-        warpgroups = 4
-    return warpgroups // tile.num_consumer_warpgroups
+    if tile.num_consumer_warpgroups > 1:
+        return 4 // tile.num_consumer_warpgroups
+    if tile.mma_n == 64 and c_major == "m" and tile.cluster_k == 1:
+        return 3
+    return 4 if tile.mma_n <= 64 else 3 if tile.mma_n <= 128 else 2
 
 
 def direct_stages(tile: Tile, k: int | None, most: int) -> int:

@@ -217,7 +217,8 @@ class WayOut:
         one warpgroup."""
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
-            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes, boxes.segments.elem_bytes > 1) for out in outs)
+            may_be_whole = cutlass.const_expr(boxes.segments.elem_bytes > 1)
+            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes, may_be_whole) for out in outs)
         r2s, Rs, own = self.pairs(sC, group) if self.rows.leave_in_pairs else self.fragments(boxes, sC, mma, group)
         if boxes.store == "threads":
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)

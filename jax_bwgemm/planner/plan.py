@@ -170,8 +170,8 @@ def is_swappable(problem: Problem) -> bool:
 
 
 def is_small(problem: Problem, arch: Arch) -> bool:
-    """Whether direct tiles, which read rows of any pitch, are worth a look: more work hides the latencies they save, but
-    of short sums, which are little but their store."""
+    """Whether direct tiles, which read rows of any pitch, are worth a look: more work hides the latencies they save,
+    but of short sums, which are little but their store."""
     halves = DTYPE_BYTES[problem.a_dtype] == 2 and not problem.epilogue.is_gated
     is_little = problem.flops <= DIRECT_FLOPS and problem.min_bytes <= DIRECT_BYTES
     return halves and (is_little or problem.k <= DIRECT_TERMS) and "direct" not in arch.family.lacks

@@ -94,7 +94,8 @@ def test_a_whole_row_waits_for_its_warp(which: int) -> None:
     found = compiled_kernel(of)
     reads = [m.start() for m in re.finditer(r"stmatrix", found.ptx)]
     syncs = [m for m in re.finditer(r"bar\.warp\.sync[^;]*;", found.ptx)]
-    sync = [m for m in syncs if m.start() < reads[-1]][-1] if which == 0 else next(m for m in syncs if m.start() > reads[-1])
+    before, behind = ([m for m in syncs if (m.start() > reads[-1]) == is_behind] for is_behind in (False, True))
+    sync = behind[0] if which else before[-1]
     changed = parse(found.ptx[: sync.start()] + found.ptx[sync.end() :])
     for schedule in Schedule.standard(seed=2):
         with pytest.raises(Fault) as fault:
