@@ -3,8 +3,8 @@
 
 Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
 `python -m jax_bwgemm explain --published` prints with the error of each. Hopper's were fitted to kernel times on an
-H200: of random products and of others with tiles that came later (those of 8 us and more are in
-`bench/results/regret/h200_longer.json`), and of layers of models (`planner/tables/h200.json`).
+H200: of random products (`bench/results/regret/h200_fitted.json`), of others with tiles that came later
+(`h200_tiles.json`), and of layers of models (`planner/tables/h200.json`).
 `python -m jax_bwgemm bench --fit` refits them to such files, which `--regret` writes, and prints what the choices lose.
 """
 

@@ -101,7 +101,7 @@ def test_written_atomically_and_sorted(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.update(format=99), r"requires format 7, got 99; run `python -m jax_bwgemm build`"),
+        (lambda f: f.update(format=99), r"requires format 8, got 99; run `python -m jax_bwgemm build`"),
         (lambda f: f.update(package_version="9.9"), r"requires package_version '0.1.0', got '9.9'; run"),
         (lambda f: f.pop("cutlass_dsl"), r"requires the key 'cutlass_dsl', got none"),
         (lambda f: f.update(extra=1), r"requires no key 'extra', got one"),

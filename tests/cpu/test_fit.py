@@ -112,7 +112,7 @@ def test_other_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_what_tiles_in_larger_clusters_gave() -> None:
     """As docs/hopper.md says."""
     results, gains = Path(fit.__file__).parent / "results" / "regret", []
-    for name in ("fitted", "tiles", "random", "drawn", "held_out"):
+    for name in ("fitted", "tiles", "random", "drawn", "held_out_before"):
         for product in fit.load(results / f"h200_{name}.json")[1]:
             of = [[us for (tile, _), us in product.times_us.items() if (tile in SINCE) == late] for late in (0, 1)]
             if all(of):
@@ -128,7 +128,7 @@ def test_products_that_were_not_fitted() -> None:
     when it was, among the tiles of then. Clusters of more than two came later, and what corrects the model knows them
     (`test_calibration`)."""
     results = Path(fit.__file__).parent / "results" / "regret"
-    (arch, held_out), (_, fitted) = (fit.load(results / f"h200_{name}.json") for name in ("held_out", "fitted"))
+    (arch, held_out), (_, fitted) = (fit.load(results / f"h200_{name}.json") for name in ("held_out_before", "fitted"))
     assert not {product.problem for product in held_out} & {product.problem for product in fitted}
     known = [{x: us for x, us in p.times_us.items() if x[0] not in SINCE} for p in held_out]
     then = [dataclasses.replace(p, times_us=own) for p, own in zip(held_out, known, strict=True)]
