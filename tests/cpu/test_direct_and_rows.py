@@ -12,6 +12,7 @@ from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.padding import ends_within_sectors, store_of
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.resources import (
+    direct_ctas,
     direct_smem_bytes,
     direct_stage_bytes,
     direct_stages,
@@ -24,7 +25,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.cycles import store_rate
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.plan import candidates, is_small, plan
 from jax_bwgemm.runtime.launch import request
 from tests.cpu.fake_artifacts import fake_entry
 
@@ -63,6 +64,40 @@ def test_stages_of_a_kernel(tile: Tile, stages: int, size: int) -> None:
     assert num_stages(tile, "bfloat16", "bfloat16", H200) == stages
     assert smem_bytes(tile, "bfloat16", "bfloat16", H200) == size
     assert tile.cluster_k == 1 or 4 * (size + 1024) <= 233472  # of an SM; the system has 1 KiB of each CTA
+
+
+@pytest.mark.parametrize(
+    ("tile", "c_major", "ctas"),
+    [
+        (Tile(64, 16, direct=True), "n", 4),  # 128 threads with 128 registers each
+        (SMALL, "n", 4),
+        (SMALL, "m", 3),  # 168
+        (Tile(64, 64, cluster_k=4, direct=True), "m", 4),
+        (Tile(64, 128, direct=True), "n", 3),
+        (Tile(64, 256, direct=True), "n", 2),  # 255
+        (Tile(128, 128, direct=True), "n", 2),  # 256 threads with 128
+        (Tile(192, 32, direct=True), "m", 1),
+        (Tile(256, 16, direct=True), "m", 2),  # two warpgroups, of two slabs each
+    ],
+    ids=str,
+)
+def test_ctas_that_share_the_registers_of_an_sm(tile: Tile, c_major: str, ctas: int) -> None:
+    assert direct_ctas(tile, c_major) == ctas
+    assert ctas * tile.num_consumer_warpgroups <= 4
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_worth"),
+    [
+        (Problem(9776, 6832, 8), True),  # of any size, if sums are short
+        (Problem(9776, 6832, 128), True),
+        (Problem(9776, 6832, 136), False),
+        (Problem(9776, 6832, 8, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn"), False),
+    ],
+    ids=str,
+)
+def test_short_sums_are_worth_a_look(problem: Problem, is_worth: bool) -> None:
+    assert is_small(problem, H200) == is_worth
 
 
 @pytest.mark.parametrize(

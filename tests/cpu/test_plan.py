@@ -230,6 +230,21 @@ def test_raster_squares_what_runs_at_once():
 
 
 @pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (Problem(8192, 8192, 64), (1, 0)),  # 134 MB are written, 2 read
+        (Problem(8192, 8192, 64, c_major="m"), (1, 1)),
+        (Problem(8192, 8192, 340), (1, 0)),  # 12.05 times as much as is read
+        (Problem(8192, 8192, 344), (8, 0)),
+        (Problem(4096, 4096, 64), (8, 0)),  # 34 MB stay in the L2 cache
+    ],
+    ids=str,
+)
+def test_what_is_little_but_a_large_result_is_written_along_it(problem, expected):
+    assert raster(Tile(128, 128, cluster_m=2), problem, H200) == expected
+
+
+@pytest.mark.parametrize(
     "m, n, k, along_n",
     [
         (4096, 128256, 4096, 0),  # MB: a 34, b 1051; in 2 groups of rows 34 + 2 * 1051, in 63 of columns 1051 + 63 * 34
