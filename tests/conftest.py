@@ -64,3 +64,4 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def large_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is small to the planner: for tests that want the kernels of large ones without waiting for large ones."""
     monkeypatch.setattr(plan, "DIRECT_FLOPS", 0.0)
+    monkeypatch.setattr(plan, "DIRECT_TERMS", 0)
