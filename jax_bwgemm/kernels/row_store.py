@@ -13,8 +13,8 @@ for four lanes always fill one aligned group of 4 pairs, nor in the reads, for 8
 keeps apart what 8 rows write at a time. For a 128x256 tile of 16-bit elements shared memory takes 512 cycles to write,
 512 to read and 128 to shuffle, beside the result's own 1024 at 64 bytes a clock.
 
-Where all rows begin on 16 bytes, nothing is turned and no chunk is shared (`store_whole_fragment`): a matrix of 8 rows is
-written by one instruction, a chunk is stored as it is read, and there are no ends. Short sums do little else than store.
+Where all rows begin on 16 bytes, nothing is turned and no chunk is shared (`store_whole_fragment`): a matrix of 8 rows
+is written by one instruction, a chunk is stored as it is read, and there are no ends. Short sums do little but store.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def store_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: c
 
 @cute.jit
 def store_whole_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr) -> None:
-    """The same of rows that all begin on 16 bytes, and so have whole chunks alone. No banks conflict: 8 rows of a matrix
-    lie in all of them."""
+    """The same of rows that all begin on 16 bytes, and so have whole chunks alone. No banks conflict: 8 rows of a
+    matrix lie in all of them."""
     lane = Uint32(cute.arch.lane_idx())
     chunk = lane % seg.chunks
     for first in cutlass.range_constexpr(0, FRAGMENT_ROWS, seg.rows):
