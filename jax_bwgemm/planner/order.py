@@ -26,7 +26,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
 
     A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies:
-    1 to 8 % faster there (8192x8192x64, 4696x11976x8, 16384x4096x128), and 2 % slower where it is no more than
+    1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128), and 2 % slower where it is no more than
     six times its operands (4096x14336x512).
     """
     if _is_store(problem, arch):

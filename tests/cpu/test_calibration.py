@@ -8,9 +8,11 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.ensemble import GradientBoostingRegressor
 
 import jax_bwgemm.bench
 from jax_bwgemm.bench import calibrate, regret
@@ -261,6 +263,36 @@ def test_times_of_two_devices_of_a_family(tmp_path: Path) -> None:
     other.write_text(path.read_text().replace('"arch": "h200"', '"arch": "b200"'))
     with pytest.raises(ValueError, match="requires devices of one family and its constants, got h200 and b200"):
         calibrate.main([path, other], tmp_path / "out.json", 0)
+
+
+def test_a_file_may_say_that_its_products_count_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose facts have no weight, beside its copy at a quarter: so are the weights of all kernels."""
+    path, other = _some(tmp_path, 6), tmp_path / "other.json"
+    other.write_text(path.read_text().replace('"arch": "h200"', '"arch": "h200", "weight": 0.25'))
+    given = list[np.ndarray]()
+    fit = GradientBoostingRegressor.fit
+
+    def seen(forest: Any, rows: np.ndarray, logs: np.ndarray, sample_weight: np.ndarray) -> Any:
+        given.append(sample_weight)
+        return fit(forest, rows, logs, sample_weight)
+
+    monkeypatch.setattr(GradientBoostingRegressor, "fit", seen)
+    monkeypatch.setattr(calibrate, "NUM_TREES", 2)
+    assert calibrate.main([path, other], tmp_path / "out.json", 0) == 0
+    assert len(given) == calibrate.FOLDS + 1  # the last is of all products
+    whole, less = np.split(given[-1], 2)
+    assert whole.max() == 1.0
+    np.testing.assert_allclose(less, whole / 4)
+
+
+def test_kernels_of_before_count_half() -> None:
+    """Of what the shipped correction is fitted to, as docs/architecture.md says."""
+    fitted = json.loads((calibration.SHIPPED / "hopper.json").read_text())["products"]
+    weights = {name: calibrate._weight(RESULTS / name) for name in fitted}
+    before = [name for name, weight in weights.items() if weight != 1.0]
+    said = f"half of their weight, of {sum(fitted[x] for x in before)} longer ones of before (`{'`, `'.join(before)}`)"
+    assert {weights[name] for name in before} == {0.5}
+    assert said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
 
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,9 @@ def test_random_products_are_those_of_their_file() -> None:
     last = report.summary(report.load(RESULTS / "random/h200-9241.json").rows)
     said = f"{last.rows} products of seed 9241 had {last.to_default:.3f} and {last.to_best:.3f}"
     assert said in " ".join(PAGE)
+    taught = report.summary(report.load(RESULTS / "random/h200-60317.json").rows)
+    said = f"{taught.rows} products of seed 60317, also of before, had {taught.to_default:.3f} and {taught.to_best:.3f}"
+    assert said in " ".join(PAGE)
     before = report.summary(report.load(RESULTS / "random/h200-1123.json").rows)
     assert f"had {before.to_best:.3f} of best over its {before.rows} products" in " ".join(PAGE)
     rule = report.summary(report.load(RESULTS / "random/h200-4057.json").rows)

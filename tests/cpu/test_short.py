@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 
 import pytest
 
+from jax_bwgemm.bench import report
+from jax_bwgemm.bench.run import RESULTS
 from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
@@ -14,6 +17,16 @@ from jax_bwgemm.planner import short
 
 H200, H100 = by_name("h200"), by_name("h100")
 LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS")}
+# By how much half and nine tenths of the products are off at most, and a tenth or a fifth more.
+EXPECTED = {
+    "EVEN_KIND": (0.12, 0.40),
+    "TORN_KIND": (0.14, 0.45),
+    "LONGER_KIND": (0.17, 0.52),
+    "SHORT_KIND": (0.19, 0.48),
+    "UNEVEN_KIND": (0.19, 0.65),
+    "THIN_KIND": (0.12, 0.30),
+    "VECTOR_KIND": (0.06, 0.45),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +56,33 @@ def test_predictions_are_near_what_it_took(problem, arch, us):
     """Device time of XLA's default choice (results/random, results/regret)."""
     predicted = short.xla_us(problem, arch) - arch.constants.launch_us
     assert us / 1.5 < predicted < 1.5 * us
+
+
+def _half_and_nine_tenths(logs):
+    """What is expected of so many products is up to 1 + these times what they took, or what they took that of it."""
+    tenths = statistics.quantiles(map(abs, logs), n=10, method="inclusive")
+    return math.expm1(tenths[4]), math.expm1(tenths[8])
+
+
+def test_what_is_expected_of_random_products():
+    """Against what XLA's default choice took of all products of results/random for which a time is expected."""
+    logs = {name: [] for name in EXPECTED}
+    names = {getattr(short, name): name for name in EXPECTED}
+    for path in sorted((RESULTS / "random").glob("*.json")):
+        result = report.load(path)
+        arch = by_name(result.arch)
+        for row in result.rows:
+            problem = row.case.problem
+            if kind := short._kind(problem):
+                us = short.xla_us(problem, arch) - arch.constants.launch_us
+                logs[names[kind]].append(math.log(us / row.default.us))
+    assert sum(map(len, logs.values())) >= 395
+    for name, bounds in EXPECTED.items():
+        half, nine_tenths = _half_and_nine_tenths(logs[name])
+        assert half < bounds[0] and nine_tenths < bounds[1], (name, len(logs[name]), half, nine_tenths)
+    sums = [x for name in ("EVEN_KIND", "TORN_KIND", "LONGER_KIND", "SHORT_KIND") for x in logs[name]]
+    half, nine_tenths = _half_and_nine_tenths(sums)
+    assert half < 0.15 and nine_tenths < 0.45, (len(sums), half, nine_tenths)
 
 
 def test_hand_derived_time():
