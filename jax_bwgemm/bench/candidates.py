@@ -113,13 +113,25 @@ def gpu_arch(who: str) -> Arch:
     return arch
 
 
-def time_kernels(problem: Problem, arch: Arch, rounds: int, clock: Clock | None = None) -> Timed | None:
-    """The times of all kernels that compute `problem`, medians of `rounds`; None where there is none at hand."""
+def time_kernels(
+    problem: Problem, arch: Arch, rounds: int, clock: Clock | None = None, slowest: float = math.inf
+) -> Timed | None:
+    """The times of all kernels that compute `problem`, medians of `rounds`, but of those that are predicted to take
+    more than `slowest` times the least; None where there is none at hand."""
     modelled, decisions = kernels(problem, arch)
     if not decisions:
         return None
+    expected = [_predicted_us(decision) for decision in decisions]
+    limit = slowest * min(expected)
+    decisions = [decision for decision, us in zip(decisions, expected, strict=True) if us <= limit]
     times_us = (clock or gpu_clock)(problem, decisions, arch, rounds)
     return Timed(problem, modelled, tuple(decisions), tuple(times_us))
+
+
+def _predicted_us(decision: Decision) -> float:
+    assert decision.plan is not None  # a kernel at hand was planned
+    (candidate,) = decision.plan.candidates
+    return candidate.cost.us if candidate.cost else 0.0
 
 
 def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:

@@ -59,6 +59,12 @@ DEFAULT = (
     "4096x8192x1024:bias+silu+residual",
     "8192x14336x4096:swiglu",
 )
+LAYERS = (
+    (768, 768), (768, 3072), (3072, 768), (768, 50257), (1024, 4096), (1536, 8960), (2048, 2048), (2048, 5632),
+    (4096, 1024), (4096, 4096), (4096, 6144), (4096, 11008), (4096, 14336), (11008, 4096), (14336, 4096),
+    (4096, 128256), (5120, 5120), (5120, 13824), (7168, 2112), (8192, 1024), (8192, 8192), (8192, 28672), (28672, 8192),
+)  # fmt: skip
+# (k, n) of models from 125 million to 70 billion parameters
 MAX_ROTATION = 32
 LARGEST, LEAST_FLOPS = 16384, 1e6  # of random products
 _LONG = {short: long for long, short in DTYPE_SHORT.items()}

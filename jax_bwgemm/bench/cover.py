@@ -17,7 +17,7 @@ import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jax_bwgemm.bench.cases import Case
+from jax_bwgemm.bench.cases import LAYERS, Case
 from jax_bwgemm.cli.explain_choices import cases, choice
 from jax_bwgemm.facts.arch import ARCHS, Arch, by_name
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
@@ -27,12 +27,6 @@ from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import plan
 
-LAYERS = (
-    (768, 768), (768, 3072), (3072, 768), (768, 50257), (1024, 4096), (1536, 8960), (2048, 2048), (2048, 5632),
-    (4096, 1024), (4096, 4096), (4096, 6144), (4096, 11008), (4096, 14336), (11008, 4096), (14336, 4096),
-    (4096, 128256), (5120, 5120), (5120, 13824), (7168, 2112), (8192, 1024), (8192, 8192), (8192, 28672), (28672, 8192),
-)  # fmt: skip
-# (k, n) of models from 125 million to 70 billion parameters
 CLASSES = {
     "": 0.34,
     "->f32": 0.05,

@@ -15,12 +15,14 @@ import numpy as np
 
 from jax_bwgemm.bench import machine
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
+from jax_bwgemm.bench.cases import LAYERS
 from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW
+from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.runtime.decision import kernels
 
@@ -29,6 +31,10 @@ LARGEST = 16384
 FEW_ROWS_SHARE = 0.25  # products whose transposes are candidates
 UNALIGNED_SHARE = 0.25  # sizes that are no multiples of 8
 MAX_ROOFLINE_US = 2000.0  # of the roofline, so that a product takes some 3 ms at most
+SLOWEST = 1.6  # times the least that is predicted of a product's kernels: what is to take longer is not timed
+ROWS = tuple(sorted({2**i for i in range(14)} | {3 * 2**i for i in range(12)} | {5 * 2**i for i in range(3, 11)}))
+MAX_LAYER_US = 150.0  # of the roofline of a layer's product: the planner loses least of those that take longest
+GRADIENT_ROWS = 256  # of a layer's operands, at least, where the product is the gradient of its weights
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
     ("bfloat16", "bfloat16", 0.8),
@@ -38,14 +44,14 @@ DTYPES = (
 WORST = 10
 
 
-def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "") -> int:
+def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "", of_layers: bool = False) -> int:
     """Times `num` random products, prints the statistics, writes all times to `out` if given, as they come."""
     for flag, value in (("--regret", num), ("--rounds", rounds)):
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
     arch = gpu_arch("`bench --regret`")
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
-    problems = sample(num, seed, arch)
+    problems = (sample_of_layers if of_layers else sample)(num, seed, arch)
     with progress_bar("products") as progress:
         timed = measure(problems, arch, rounds, progress, keep=lambda timed: save(timed, out, facts) if out else None)
     if not timed:
@@ -70,6 +76,21 @@ def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
     return problems
 
 
+def sample_of_layers(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """At most `num` different bfloat16 products of models' layers, forward and back, and squares: their rows are a
+    power of two, or three or five times one. None that the shipped table has times of: those stay what nothing learns
+    from."""
+    rng = np.random.default_rng(seed)
+    problems: dict[Problem, None] = {}
+    for _ in range(100 * num):
+        problem = _layer(rng)
+        if roofline_us(problem, arch) <= MAX_LAYER_US and measured.shipped(arch.name, problem) is None:
+            problems[problem] = None
+        if len(problems) == num:
+            break
+    return list(problems)
+
+
 def measure(
     problems: Iterable[Problem],
     arch: Arch,
@@ -81,7 +102,7 @@ def measure(
     """The times of the problems that have a kernel at hand; `keep` gets those so far after each."""
     asked, timed = list(problems), []
     for i, problem in enumerate(asked):
-        if (found := time_kernels(problem, arch, rounds, clock)) is not None:
+        if (found := time_kernels(problem, arch, rounds, clock, SLOWEST)) is not None:
             timed.append(found)
             keep(timed)
         progress(i + 1, len(asked))
@@ -142,6 +163,20 @@ def _random_problem(rng: np.random.Generator) -> Problem:
     operand, result, _ = DTYPES[rng.choice(len(DTYPES), p=[share for _, _, share in DTYPES])]
     a_major, b_major = FORMS[rng.integers(len(FORMS))]
     return Problem(m, n, k, 1, operand, operand, result, a_major, b_major)
+
+
+def _layer(rng: np.random.Generator) -> Problem:
+    """A forward product, the gradient of its operand, that of its weights, or a square."""
+    rows, (k, n) = int(rng.choice(ROWS)), LAYERS[rng.integers(len(LAYERS))]
+    kind = rng.choice(("forward", "transposed weights", "operand", "weights", "square"), p=(0.4, 0.15, 0.1, 0.2, 0.15))
+    m, n, k, a_major, b_major = {
+        "forward": (rows, n, k, "k", "n"),
+        "transposed weights": (rows, n, k, "k", "k"),
+        "operand": (rows, k, n, "k", "k"),
+        "weights": (k, n, max(rows, GRADIENT_ROWS), "m", "n"),
+        "square": (max(rows, GRADIENT_ROWS),) * 3 + FORMS[rng.integers(len(FORMS))],
+    }[str(kind)]
+    return Problem(m, n, k, 1, "bfloat16", "bfloat16", "bfloat16", a_major, b_major)
 
 
 def _multiple_of_8(size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jax_bwgemm.facts.arch import Arch, family_of
+from jax_bwgemm.facts.arch import Arch, arch_of, family_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import TMEM_LANES
 from jax_bwgemm.facts.problem import DTYPE_BYTES
@@ -14,7 +14,8 @@ SEGMENT_BYTES = 512  # of a row that a warp of threads stores at once: 16 bytes 
 STORE_SPAN_BYTES = 64  # one row of a store box: few registers at a time, and several boxes are in flight in 32 KiB
 SWIZZLE_ATOM_BYTES = 1024  # eight rows of 128 bytes, PTX ISA, swizzling modes: what a stage of shared memory starts on
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
-EPILOGUE_STAGES = 4
+EPILOGUE_STAGES, FEWEST_BUFFERS = 4, 2  # store buffers of a store group; and those that two boxes take turns in
+FEW_STAGES = 5  # loads then come too late for the wgmmas: a stage more is worth store buffers
 DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
 DIRECT_SPLITS = 4  # CTAs of an SM, at least, that divide k: while one realigns rows, another's wgmmas run
 CTA_BYTES = 1024  # of shared memory that the system has of each CTA, CUDA C++ programming guide, compute capability 9.0
@@ -117,12 +118,22 @@ def store_boxes(tile: Tile, out_dtype: str) -> int:
 
 def store_buffers(tile: Tile, out_dtype: str, target: str, moves: Moves = PLAIN) -> int:
     """Store buffers of each store group, or in each of its `moves.planes`. Those that take matrices' boxes first are
-    for a whole tile ahead, or for as large a part of it as divides it."""
+    for a whole tile ahead, or for as large a part of it as divides it. A Hopper tile of few stages gives some away for
+    one more stage, if it has one result, but a ping-pong, whose many boxes leave at once."""
     most = family_of(target).residual_buffers // moves.planes
-    if most == 0 or not moves.matrices:
+    if most == 0 or (not moves.matrices and (tile.pingpong or moves_of(tile, moves).results > 1)):
         return EPILOGUE_STAGES
-    boxes = store_boxes(tile, out_dtype)
-    return max(count for count in range(1, most + 1) if boxes % count == 0)
+    if moves.matrices:
+        boxes = store_boxes(tile, out_dtype)
+        return max(count for count in range(1, most + 1) if boxes % count == 0)
+    most_stages, stages = (_stages_beside(tile, out_dtype, target, n) for n in (FEWEST_BUFFERS, EPILOGUE_STAGES))
+    return FEWEST_BUFFERS if stages <= FEW_STAGES and stages < most_stages else EPILOGUE_STAGES
+
+
+def _stages_beside(tile: Tile, out_dtype: str, target: str, buffers: int) -> int:
+    """Stages beside so many store buffers of each store group. A stage's rows are as long whatever their dtype."""
+    free = arch_of(target).smem_bytes - BARRIER_BYTES - buffers * store_box_bytes(tile, out_dtype, target)
+    return free // ((tile.cta_m + tile.load_n) * SWIZZLE_BYTES)
 
 
 def defers_store(
@@ -149,7 +160,7 @@ def segments(tile: Tile, out_dtype: str, target: str) -> tuple[int, int]:
     split along k a store box's."""
     rows, warps = store_rows(tile, target), storing_warps(tile, target) // store_groups(tile, target)  # of a group
     out_bytes, box_cols = DTYPE_BYTES[out_dtype], store_cols(tile, out_dtype, target)
-    share = EPILOGUE_STAGES * rows * box_cols * out_bytes // warps
+    share = store_buffers(tile, out_dtype, target) * rows * box_cols * out_bytes // warps
     cols = box_cols
     if tile.cluster_k == 1:
         widest = min(SEGMENT_BYTES, share // 8, 128 * 32 * warps // rows * out_bytes)

@@ -103,13 +103,13 @@ class TmaOutlet:
     def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
         a_store = cutlass.const_expr(self.boxes.a_store)
         if cutlass.const_expr(a_store > 1 and buffer % a_store == 0):  # before the first box of a store
-            self.wait_for_stores(pipelines.wide_stores_in_flight(a_store))
+            self.wait_for_stores(pipelines.wide_stores_in_flight(self.boxes.buffers, a_store))
             self.group.meet()
         cute.copy(self.r2s, rounded, self.Rs[None, None, None, buffer])
         if cutlass.const_expr(buffer % a_store == a_store - 1):
             cute.arch.fence_proxy("async.shared", space="cta")
             if cutlass.const_expr(a_store == 1):  # so that after the barrier the next buffer may be written
-                self.wait_for_stores(pipelines.stores_in_flight())
+                self.wait_for_stores(pipelines.stores_in_flight(self.boxes.buffers))
             self.group.meet()
             if self.group.is_store_warp:
                 self.send((at[0], at[1] // a_store, at[2]), buffer // a_store)

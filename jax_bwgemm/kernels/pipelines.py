@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jax_bwgemm.facts.arch import family_of
 from jax_bwgemm.facts.epilogue import Moves
-from jax_bwgemm.facts.resources import EPILOGUE_STAGES, WARPS_PER_WARPGROUP, stage_bytes, store_box_bytes, store_groups
+from jax_bwgemm.facts.resources import WARPS_PER_WARPGROUP, stage_bytes, store_box_bytes, store_groups
 from jax_bwgemm.facts.tile import Tile
 
 EPILOGUE_WARPS = 4  # Blackwell: tcgen05.ld lets warp i read TMEM lanes 32i..32i+31 only, so four warps or none
@@ -71,19 +71,19 @@ def residual_stores_in_flight(buffers: int) -> int:
     return min(2, buffers - 1)
 
 
-def stores_in_flight() -> int:
-    """TMA stores that may still read their buffers when the warps meet after writing box i into buffer i % S.
+def stores_in_flight(buffers: int) -> int:
+    """TMA stores that may still read their buffers when the warps meet after writing box i into buffer i % S of S.
 
     After the meeting they write box i + 1 where store i + 1 - S was read from: of the stores before i, all but S - 2
     must be done.
     """
-    return EPILOGUE_STAGES - 2
+    return buffers - 2
 
 
-def wide_stores_in_flight(boxes_a_store: int) -> int:
+def wide_stores_in_flight(buffers: int, boxes_a_store: int) -> int:
     """The same when they are about to write the first of a store's boxes: all may but the one that reads its buffers,
     which is the oldest."""
-    return EPILOGUE_STAGES // boxes_a_store - 1
+    return buffers // boxes_a_store - 1
 
 
 def split_arrivals(tile: Tile, storing_warps: int) -> int:

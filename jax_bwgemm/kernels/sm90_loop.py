@@ -1,5 +1,9 @@
 """The main loops of the Hopper GEMM: one where wgmma reads A from shared memory, one where it takes A from registers.
 
+In the first, a stage is released behind the wgmmas of the next one, beside which its own have ended. Where there are
+few stages, already behind those of the next one's first step along k, which the tensor cores do until the threads have
+issued the others: TMA fills it that much sooner, and that is a large part of the time that its load may take.
+
 In the latter, a stage is two halves of k, each with registers of its own: the wgmmas of one read theirs while the
 other's are loaded.
 
@@ -24,6 +28,7 @@ from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState as State
 
+from jax_bwgemm.facts.resources import FEW_STAGES
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_deal import Hand
@@ -31,6 +36,7 @@ from jax_bwgemm.kernels.sm90_store import Backlog
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma
 
 HALVES = 2  # of a stage's k
+FIRST = 1  # of its steps along k: enough for the tensor cores while the stage before is released
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +83,7 @@ class DescriptorLoop(MainLoop):
         tile is at `held_at`."""
         mma, ab = self.wgmma.of_tile(), self.ab
         promoted = cutlass.const_expr(self.facts.tile.promoted)
+        is_early = cutlass.const_expr(self.facts.stages <= FEW_STAGES and not promoted)
         sums = cute.make_rmem_tensor(acc.shape, acc.element_type) if promoted else acc  # of one stage, or of all
         release = read.clone()
         mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -91,22 +98,29 @@ class DescriptorLoop(MainLoop):
             ab.consumer_wait(read)
             if cutlass.const_expr(promoted):
                 mma.set(warpgroup.Field.ACCUMULATE, False)
-            self.multiply(mma, sums, read)
+            if cutlass.const_expr(is_early):
+                self.multiply(mma, sums, read, last=FIRST)
+                warpgroup.wait_group(1)  # all groups before this one have read their stages
+                ab.consumer_release(release)
+            self.multiply(mma, sums, read, first=FIRST if is_early else 0)
             box = self.backlog.store_next(held_at, box)
             if cutlass.const_expr(promoted):
                 warpgroup.wait_group(0)
                 acc.store(acc.load() + sums.load())
-            else:
+            elif cutlass.const_expr(not is_early):
                 warpgroup.wait_group(1)  # the group before this one has read its stage
-            ab.consumer_release(release)
+            if cutlass.const_expr(not is_early):
+                ab.consumer_release(release)
             read.advance()
             release.advance()
         return read, release, at, box
 
-    def multiply(self, mma: cute.TiledMma, sums: cute.Tensor, read: State) -> None:
-        """Issues a stage's wgmmas."""
+    def multiply(
+        self, mma: cute.TiledMma, sums: cute.Tensor, read: State, first: int = 0, last: int | None = None
+    ) -> None:
+        """Issues a stage's wgmmas, or those of its steps along k from `first` to before `last`, as a group."""
         warpgroup.fence()
-        for kb in range(cute.size(self.a, mode=[2])):
+        for kb in range(cute.size(self.a, mode=[2]))[first:last]:
             cute.gemm(mma, sums, self.a[None, None, kb, read.index], self.b[None, None, kb, read.index], sums)
             mma.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()

@@ -77,8 +77,9 @@ def test_arrival_counts() -> None:
 
 
 def test_stores_in_flight() -> None:
-    assert pipelines.stores_in_flight() == 2  # of 4 buffers: one being written, one that the slowest warp still fills
-    assert pipelines.wide_stores_in_flight(2) == 1  # of 2 buffers: one about to be written
+    # Of 4 buffers, one is being written, and one the slowest warp still fills. Of 2 wide ones, one is about to be.
+    assert [pipelines.stores_in_flight(buffers) for buffers in (4, 2)] == [2, 0]
+    assert [pipelines.wide_stores_in_flight(buffers, 2) for buffers in (4, 2)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,31 @@ def test_buffers_that_a_residual_and_then_the_result_are_in(
     assert resources.num_stages(tile, "bfloat16", out, H200, moves=Moves(1)) == stages
     box_bytes = resources.store_box_bytes(tile, out, "sm_90a")
     assert resources.epilogue_bytes(tile, out, "sm_90a", moves=Moves(1)) == buffers * box_bytes
-    assert resources.store_buffers(tile, out, "sm_90a") == resources.store_buffers(tile, out, "sm_100f", Moves(1)) == 4
+    assert resources.store_buffers(tile, out, "sm_100f", Moves(1)) == 4
     assert not resources.defers_store(tile, out, "tma", "sm_90a", moves=Moves(1))
+
+
+@pytest.mark.parametrize(
+    ("tile", "buffers", "stages"),
+    [
+        (Tile(128, 256), 4, 4),  # of 48 KiB: 226 KiB less 32, or 16, hold four
+        (Tile(128, 192), 2, 5),  # of 40 KiB: beside 32 KiB four, beside 16 five
+        (Tile(192, 128), 2, 5),  # the same beside 48 KiB and 24
+        (Tile(192, 192), 2, 4),  # of 48 KiB: three beside 48 KiB, four beside 24
+        (Tile(192, 96), 2, 5),  # of 36 KiB
+        (Tile(128, 160), 4, 5),  # of 36 KiB, beside 32 or 16
+        (Tile(128, 96), 4, 6),  # seven beside 16 KiB, but six are enough
+        (Tile(64, 128), 4, 8),
+        (Tile(128, 192, pingpong=True), 4, 4),  # twelve boxes of a warpgroup, which leave at once
+    ],
+    ids=str,
+)
+def test_few_stages_take_room_from_store_buffers(tile: Tile, buffers: int, stages: int) -> None:
+    for out in ("bfloat16", "float32"):
+        assert resources.store_buffers(tile, out, "sm_90a") == buffers
+        assert resources.num_stages(tile, "bfloat16", out, H200) == stages
+        assert resources.store_buffers(tile, out, "sm_90a", Moves(results=2)) == 4
+        assert resources.store_buffers(tile, out, "sm_100f") == 4
 
 
 def test_full_bytes() -> None:
@@ -192,8 +216,8 @@ def test_full_bytes() -> None:
         (Tile(128, 256), H200, 4, 1024 + 4 * 49152 + 32768),
         (Tile(256, 128), H200, 4, 1024 + 4 * 49152 + 32768),
         (Tile(256, 192), H200, 3, 1024 + 3 * 57344 + 32768),
-        (Tile(192, 128), H200, 4, 1024 + 4 * 40960 + 49152),
-        (Tile(192, 192), H200, 3, 1024 + 3 * 49152 + 49152),  # three warpgroups' store buffers
+        (Tile(192, 128), H200, 5, 1024 + 5 * 40960 + 24576),  # three warpgroups' store buffers, two of each
+        (Tile(192, 192), H200, 4, 1024 + 4 * 49152 + 24576),
         (Tile(192, 176), H200, 4, 1024 + 4 * 47104 + 24576),  # 352 bytes of columns: boxes of 32
         (Tile(128, 128), H200, 6, 1024 + 6 * 32768 + 32768),
         (Tile(64, 128), H200, 8, 1024 + 8 * 24576 + 16384),

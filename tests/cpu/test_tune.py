@@ -19,7 +19,7 @@ import pytest
 
 from jax_bwgemm.bench import candidates, regret, timing, tune
 from jax_bwgemm.bench.candidates import Timed, burst, launch_order, operands, program, time_kernels
-from jax_bwgemm.bench.cases import MAX_ROTATION
+from jax_bwgemm.bench.cases import LAYERS, MAX_ROTATION
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import Epilogue, chain, parse
@@ -255,6 +255,30 @@ def test_random_products_are_what_was_said() -> None:
     assert {(problem.a_dtype, problem.out_dtype) for problem in problems} == {kind[:2] for kind in regret.DTYPES}
     large = [np.log2(problem.n) for problem in problems]
     assert 5 < np.median(large) < 9  # log-uniform: the median of 2^0 to 2^14
+
+
+def test_products_of_layers_are_what_was_said() -> None:
+    problems = regret.sample_of_layers(300, 1, H200)
+    assert len(set(problems)) == 300 and problems[:10] == regret.sample_of_layers(10, 1, H200)
+    assert problems != regret.sample_of_layers(300, 2, H200)
+    layers = {frozenset(layer) for layer in LAYERS}
+    for problem in problems:
+        assert roofline_us(problem, H200) <= regret.MAX_LAYER_US and measured.shipped("h200", problem) is None
+        m, n, k = problem.m, problem.n, problem.k
+        of_weights, rows = ((m, n), k) if problem.a_major == "m" else ((n, k), m)
+        assert rows in regret.ROWS and (frozenset(of_weights) in layers or m == n == k)
+    assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
+
+
+def test_what_is_expected_to_be_slow_is_not_timed(artifacts_dir: Path) -> None:
+    problem = Problem(4096, 4096, 4096)
+    every, some = time_kernels(problem, H200, 3, countdown), time_kernels(problem, H200, 3, countdown, 1.5)
+    assert every is not None and some is not None and some.modelled == every.modelled
+    expected = [decision.plan.candidates[0].cost.us for decision in every.decisions]
+    assert [found.plan.candidates[0].cost.us for found in some.decisions] == [
+        us for us in expected if us <= 1.5 * min(expected)
+    ]
+    assert 1 < len(some.decisions) < len(every.decisions)
 
 
 def test_statistics_of_regrets() -> None:

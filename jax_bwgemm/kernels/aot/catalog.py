@@ -123,6 +123,7 @@ HOPPER_FEW_COLUMNS = (
 )
 _NOT_FORWARD = (
     Tile(256, 128),
+    Tile(256, 128, cluster_m=2),
     SPLIT,
     Tile(128, 192, pingpong=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
@@ -164,6 +165,8 @@ HOPPER_OF_WEIGHTS = (
     Tile(64, 48, cluster_k=8),
     Tile(64, 128, cluster_k=4),
     Tile(192, 192, cluster_n=2),
+    Tile(256, 128, cluster_m=2),
+    Tile(128, 96, cluster_m=4, pingpong=True),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
