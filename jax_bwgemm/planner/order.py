@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.geometry import ceil_div, cluster_tiles, concurrent_clusters, operand_bytes
+from jax_bwgemm.facts.geometry import ceil_div, cluster_tiles, concurrent_clusters, num_waves, operand_bytes
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
 STORE = 12  # times its operands' bytes: what takes as long as its result's store
+UNEQUAL = 8  # times the other operand's bytes: a stream from memory, beside which the other one is soon in the L2 cache
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
@@ -25,12 +26,19 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
     faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
 
+    Where all tiles run at once and one operand is much the larger, those that share its parts run side by side, one
+    after the other: 192x11008x4096 by 256x64 takes 27.9 us on an H200 and not 38.8, by 192x96 28.3 and not 30.0
+    (docs/hopper.md). Clusters that share the smaller one take as long in either order.
+
     A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies:
     1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128), and 2 % slower where it is no more than
     six times its operands (4096x14336x512).
     """
     if _is_store(problem, arch):
         return 1, int(problem.c_major == "m")
+    a, b = operand_bytes(problem)
+    if num_waves(tile, problem, arch) == 1 and max(a, b) >= UNEQUAL * min(a, b):
+        return 1, int(b > a)
     longer = int(problem.n > problem.m)
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
     along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
@@ -80,13 +88,13 @@ def _hint(size: int, is_stream: bool, is_other_stream: bool, arch: Arch) -> str:
 
 
 def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
-    """Whether one tile reads each part of it, or several whose reads lie too far apart."""
+    """Whether one tile reads each part of it, or several whose reads lie too far apart: not where all run at once."""
     tiles_m, tiles_n = cluster_tiles(tile, problem)
     is_a = operand == "a"
     own_batch = (problem.a_batch if is_a else problem.b_batch) > 1
     reads = (tiles_n if is_a else tiles_m) * (1 if own_batch else problem.batch)
-    if reads == 1:
-        return True
+    if reads == 1 or num_waves(tile, problem, arch) == 1:
+        return reads == 1
     group, along_n = raster(tile, problem, arch)
     across = ceil_div(concurrent_clusters(tile, arch), group)
     sharing = min(reads, (group if along_n else across) if is_a else (across if along_n else group))

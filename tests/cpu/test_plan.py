@@ -245,6 +245,22 @@ def test_what_is_little_but_a_large_result_is_written_along_it(problem, expected
 
 
 @pytest.mark.parametrize(
+    ("problem", "tile", "expected"),
+    [
+        (Problem(11008, 192, 4096), Tile(256, 64), (1, 0)),  # 129 tiles, of which three have the same 256 rows of a
+        (Problem(192, 11008, 4096), Tile(64, 256), (1, 1)),  # of b
+        (Problem(11008, 192, 4096), Tile(128, 64), (8, 0)),  # 258 tiles do not run at once
+        (Problem(2048, 256, 4096), Tile(128, 64), (1, 0)),  # a has 8 times the bytes of b
+        (Problem(1792, 256, 4096), Tile(128, 64), (8, 0)),  # 7 times
+    ],
+    ids=str,
+)
+def test_who_shares_a_stream_runs_side_by_side(problem, tile, expected):
+    assert raster(tile, problem, H200) == expected
+    assert l2_hints(tile, problem, H200) == ("normal", "normal")
+
+
+@pytest.mark.parametrize(
     "m, n, k, along_n",
     [
         (4096, 128256, 4096, 0),  # MB: a 34, b 1051; in 2 groups of rows 34 + 2 * 1051, in 63 of columns 1051 + 63 * 34

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.emu import sites
-from tests.emu.edits import At, change, drop, number, operand
-from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, HOPPER, PAIR, Mutant, bits
+from tests.emu.edits import At, change, drop, move, number, operand
+from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, FEW_STAGES, HOPPER, PAIR, Mutant, bits
 
 TENSOR_MEMORY = [
     Mutant("TMEM is never freed", BLACKWELL, drop(At(sites.DEALLOC))),
@@ -69,10 +69,20 @@ LOADS = [
     Mutant("every lane loads", ALL, drop(At("bra", before=sites.LOAD_A))),
     Mutant("the odd CTA's load signals alone", PAIR, change(At(sites.LOAD_A), r"\.cta_group::2", "")),
 ]
+_WAIT_FOR_STAGE = r"wgmma\.wait_group.*1;"
 REGISTERS = [
     Mutant("no wgmma.fence", HOPPER, drop(At(r"wgmma\.fence"))),
     Mutant("wgmmas are not committed", HOPPER, drop(At(r"wgmma\.commit_group"))),
-    Mutant("one wgmma group too many stays in flight", HOPPER, number(At(r"wgmma\.wait_group.*1;"), lambda n: n + 1)),
+    Mutant(
+        "one wgmma group too many stays in flight",
+        HOPPER + FEW_STAGES,
+        number(At(_WAIT_FOR_STAGE), lambda n: n + 1),
+    ),
+    Mutant(
+        "a stage is released before its wgmmas are waited for",
+        FEW_STAGES,
+        move(At(r"\w", after=_WAIT_FOR_STAGE), At(_WAIT_FOR_STAGE), through=sites.ARRIVE),
+    ),
     Mutant("accumulators are used before their wgmmas are done", HOPPER, drop(At(r"wgmma\.wait_group.*0;"))),
     Mutant("B is read as K-major by wgmma", HOPPER, change(At(sites.WGMMA), r"1;", "0;")),
     Mutant("the loader keeps its registers", HOPPER, drop(At(r"setmaxnreg\.dec"))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.emu import sites
 from tests.emu.edits import At, Nth, both, change, drop, move, number, operand
-from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, HOPPER, PAIR, SINGLE, Mutant, no_wait, other_parity
+from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, FEW_STAGES, HOPPER, PAIR, SINGLE, Mutant, no_wait, other_parity
 
 WAITS = [
     Mutant("stages are filled without waiting until they are free", ALL, no_wait(sites.STAGE_FREE)),
@@ -50,7 +50,7 @@ STORES = [
     Mutant("two boxes use one store buffer", BLACKWELL, change(At(r"st\.shared\.v4.*\+8192\]"), r"\+8192", "")),
     Mutant("stores are not committed", ALL, drop(At(sites.COMMIT_GROUP))),
     Mutant("the kernel ends without waiting for its stores", ALL, drop(Nth(sites.WAIT_GROUP, index=-1))),
-    Mutant("a tile does not wait for the stores of the one before", ALL, drop(sites.TILE_START_WAIT)),
+    Mutant("a tile does not wait for the stores of the one before", ALL + FEW_STAGES, drop(sites.TILE_START_WAIT)),
     Mutant("no fence.proxy.async", ALL, drop(At(sites.FENCE))),
     Mutant(
         "store warps fence before they write",
