@@ -1,5 +1,6 @@
 """`bench --decode`: a step of decoding through many layers, as a list and as a scan, by host time: launches count. Ours
-under `jax_bwgemm.install()` and XLA, alternately, under options of XLA's command buffers.
+under `jax_bwgemm.install()`, alone and of an accelerated step, and XLA, alternately, under options of XLA's command
+buffers.
 
 A layer has the products of a gated transformer block and what stands between them, but no attention, which has a cache
 of its own; a step is memory-bound, and its products are short enough for launches to show.
@@ -84,8 +85,9 @@ def main(rounds: int, path: Path | None, commit: str, model: Model | None = None
             row = {"form": form, "options": option} | measure(model, form, compiler_options, operands, rounds)
             content["rows"].append(row)
             print(
-                f"{form:5} {option:20} ours {row['ours_us']:8.1f} us  XLA {row['xla_us']:8.1f} us  "
-                f"{row['xla_us'] / row['ours_us']:.3f}  our handler ran {row['executes']} times a step",
+                f"{form:5} {option:20} ours {row['ours_us']:8.1f} us, accelerated {row['accelerated_us']:8.1f} us  "
+                f"XLA {row['xla_us']:8.1f} us  {row['xla_us'] / row['ours_us']:.3f}  "
+                f"our handler ran {row['executes']} times a step",
                 flush=True,
             )
             path.write_text(json.dumps(content, indent=1) + "\n")
@@ -96,13 +98,15 @@ def main(rounds: int, path: Path | None, commit: str, model: Model | None = None
 def measure(
     model: Model, form: str, options: Mapping[str, Any], operands: tuple[jax.Array, Any], rounds: int
 ) -> dict[str, Any]:
-    def compiled() -> Any:
-        step = jax.jit(lambda x, weights: FORMS[form](model, x, weights), compiler_options=dict(options))
-        return step.lower(*operands).compile()
+    def step(x: jax.Array, weights: Any) -> jax.Array:
+        return FORMS[form](model, x, weights)
+
+    def compiled(step: Callable[..., jax.Array]) -> Any:
+        return jax.jit(step, compiler_options=dict(options)).lower(*operands).compile()
 
     with jax_bwgemm.installed():
-        ours = compiled()
-    programs = {"ours": ours, "xla": compiled()}
+        ours, accelerated = compiled(step), compiled(jax_bwgemm.accelerate(step))
+    programs = {"ours": ours, "accelerated": accelerated, "xla": compiled(step)}
     executes = 0
     for _ in range(CALLS):
         before = ffi.execute_count()
@@ -110,9 +114,9 @@ def measure(
         executes = ffi.execute_count() - before
     measures = {name: timing.host_clock(program, 1, *operands) for name, program in programs.items()}
     samples = timing.alternate(measures, rounds, 0.0)
-    outs = [program(*operands).astype(jnp.float32) for program in programs.values()]
+    *own, theirs = (program(*operands).astype(jnp.float32) for program in programs.values())
     times = {f"{name}_us": sample.median_us for name, sample in samples.items()}
-    return times | {"executes": executes, "difference": float(jnp.abs(outs[0] - outs[1]).max())}
+    return times | {"executes": executes, "difference": max(float(jnp.abs(out - theirs).max()) for out in own)}
 
 
 def make_operands(model: Model, form: str) -> tuple[jax.Array, Any]:
