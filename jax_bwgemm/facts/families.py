@@ -53,6 +53,8 @@ class Family:
     residual). `commits`: arrivals that free a stage come from the MMAs themselves, asynchronously. `residual_buffers`:
     store buffers of a store group, at most, into which a residual is loaded, so that the result replaces it there; 0
     where it has buffers of its own. `boxes_a_store`: how many boxes that lie side by side one TMA store takes, at most.
+    `few_stages`: so many or fewer keep the tensor cores waiting for loads; they are released as soon as possible, and
+    one more is worth store buffers; 0 where MMAs release stages themselves.
 
     Preferences that were measured, if any was: `raster_order` and `takes_l2_hints`.
     """
@@ -79,6 +81,7 @@ class Family:
     commits: bool
     residual_buffers: int
     boxes_a_store: int
+    few_stages: int
     raster_order: str
     takes_l2_hints: bool
     opcodes: Opcodes
@@ -118,6 +121,7 @@ HOPPER = Family(
     commits=False,
     residual_buffers=8,  # all boxes of a 64x256 or 128x128 tile of 2 bytes
     boxes_a_store=2,  # rows of 128 bytes: on an H100 3 to 16 % faster where rows end within sectors (docs/hopper.md)
+    few_stages=5,  # 2 to 7 % faster on an H200; tiles of six and more are as before, or 1 % slower (docs/hopper.md)
     raster_order="snake",  # on an H200 as fast as groups, or a little faster, for each of five large products
     takes_l2_hints=False,  # on an H200 no pair of hints gained 1 % on four large products; two pairs lost 2 to 4 %
     opcodes=Opcodes(
@@ -162,6 +166,7 @@ BLACKWELL = Family(
     commits=True,  # tcgen05.commit
     residual_buffers=0,
     boxes_a_store=1,  # not measured
+    few_stages=0,
     raster_order="groups",  # nothing is measured
     takes_l2_hints=True,
     opcodes=Opcodes(

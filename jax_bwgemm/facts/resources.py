@@ -15,7 +15,6 @@ STORE_SPAN_BYTES = 64  # one row of a store box: few registers at a time, and se
 SWIZZLE_ATOM_BYTES = 1024  # eight rows of 128 bytes, PTX ISA, swizzling modes: what a stage of shared memory starts on
 BARRIER_BYTES = 1024  # mbarriers and the TMEM address, padded so that the first stage starts on a swizzle atom
 EPILOGUE_STAGES, FEWEST_BUFFERS = 4, 2  # store buffers of a store group; and those that two boxes take turns in
-FEW_STAGES = 5  # loads then come too late for the wgmmas: a stage more is worth store buffers
 DIRECT_STAGES = 8  # of a direct tile: two less are on their way before the first is multiplied
 DIRECT_SPLITS = 4  # CTAs of an SM, at least, that divide k: while one realigns rows, another's wgmmas run
 CTA_BYTES = 1024  # of shared memory that the system has of each CTA, CUDA C++ programming guide, compute capability 9.0
@@ -118,16 +117,17 @@ def store_boxes(tile: Tile, out_dtype: str) -> int:
 
 def store_buffers(tile: Tile, out_dtype: str, target: str, moves: Moves = PLAIN) -> int:
     """Store buffers of each store group, or in each of its `moves.planes`. Those that take matrices' boxes first are
-    for a whole tile ahead, or for as large a part of it as divides it. A Hopper tile of few stages gives some away for
-    one more stage, if it has one result, but a ping-pong, whose many boxes leave at once."""
-    most = family_of(target).residual_buffers // moves.planes
-    if most == 0 or (not moves.matrices and (tile.pingpong or moves_of(tile, moves).results > 1)):
-        return EPILOGUE_STAGES
-    if moves.matrices:
+    for a whole tile ahead, or for as large a part of it as divides it. A tile of few stages gives some away for one
+    more stage, if it has one result, but a ping-pong, whose many boxes leave at once."""
+    of = family_of(target)
+    most = of.residual_buffers // moves.planes
+    if most and moves.matrices:
         boxes = store_boxes(tile, out_dtype)
         return max(count for count in range(1, most + 1) if boxes % count == 0)
+    if of.few_stages == 0 or moves.matrices or moves_of(tile, moves).results > 1 or tile.pingpong:
+        return EPILOGUE_STAGES
     most_stages, stages = (_stages_beside(tile, out_dtype, target, n) for n in (FEWEST_BUFFERS, EPILOGUE_STAGES))
-    return FEWEST_BUFFERS if stages <= FEW_STAGES and stages < most_stages else EPILOGUE_STAGES
+    return FEWEST_BUFFERS if stages <= of.few_stages and stages < most_stages else EPILOGUE_STAGES
 
 
 def _stages_beside(tile: Tile, out_dtype: str, target: str, buffers: int) -> int:

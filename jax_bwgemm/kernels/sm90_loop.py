@@ -28,7 +28,7 @@ from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState as State
 
-from jax_bwgemm.facts.resources import FEW_STAGES
+from jax_bwgemm.facts.families import HOPPER
 from jax_bwgemm.kernels.gemm import GemmFacts
 from jax_bwgemm.kernels.scheduler import Piece
 from jax_bwgemm.kernels.sm90_deal import Hand
@@ -83,7 +83,7 @@ class DescriptorLoop(MainLoop):
         tile is at `held_at`."""
         mma, ab = self.wgmma.of_tile(), self.ab
         promoted = cutlass.const_expr(self.facts.tile.promoted)
-        is_early = cutlass.const_expr(self.facts.stages <= FEW_STAGES and not promoted)
+        is_early = cutlass.const_expr(self.facts.stages <= HOPPER.few_stages and not promoted)
         sums = cute.make_rmem_tensor(acc.shape, acc.element_type) if promoted else acc  # of one stage, or of all
         release = read.clone()
         mma.set(warpgroup.Field.ACCUMULATE, False)
