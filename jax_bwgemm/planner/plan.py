@@ -204,10 +204,11 @@ def plan(
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
     That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
-    none was measured, of the least predicted one, corrected by what was measured of kernels alike (`calibration`).
-    Of a long product, or without such a correction, it is among tiles that are predicted to tie the one that reads
-    least from the L2 cache: large products are limited by power, and moving data costs power; of two that read the same,
-    the one without a stream, which takes no workspace. A cluster of more than two CTAs wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
+    none was measured, of the least predicted one, corrected by what was measured of kernels alike (`calibration`). Of a
+    long product, or without such a correction, it is among tiles that are predicted to tie the one that reads least
+    from the L2 cache: large products are limited by power, and moving data costs power; of two that read the same, the
+    one without a stream, which takes no workspace. A cluster of more than two CTAs wins no tie against a smaller one:
+    on top of CTA pairs, multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
