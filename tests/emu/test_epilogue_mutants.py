@@ -77,7 +77,7 @@ CAUGHT = {
     "no proxy fence before results are handed over": "missing-proxy-fence",
     "lanes overwrite what others read": "race",
     "lanes do not meet before results are handed over": "race",
-    "results are handed over by two warps": "deadlock overwrite-in-flight race",
+    "results are handed over by two warps": "deadlock overwrite-in-flight race read-before-completion",
     "results are handed over by eight warps": "deadlock",
     "results are handed over before they are written": "race",
     "rows past the end have a factor": "out-of-bounds",
