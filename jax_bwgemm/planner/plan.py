@@ -204,11 +204,10 @@ def plan(
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
     That is the tile of the least measured time (of several within `NOISE`, the one predicted to be the fastest); where
-    none was measured, of the least predicted one, corrected by what was measured of kernels alike (`calibration`). Of a
-    long product, or without such a correction, it is among tiles that are predicted to tie the one that reads least
-    from the L2 cache: large products are limited by power, and moving data costs power; of two that read the same, the
-    one without a stream, which takes no workspace. A cluster of more than two CTAs wins no tie against a smaller one:
-    on top of CTA pairs, multicast gained nothing in the published figures.
+    none was measured, of the least predicted one, corrected by what was measured of kernels alike (`calibration`).
+    Of a long product, or without such a correction, it is among tiles that are predicted to tie the one that reads
+    least from the L2 cache: large products are limited by power, and moving data costs power. A cluster of more than
+    two CTAs wins no tie against a smaller one: on top of CTA pairs, multicast gained nothing in the published figures.
 
     Args:
       problem: sizes of at least 1.
@@ -364,9 +363,8 @@ def _best(judged: tuple[Candidate, ...], arch: Arch, known: Calibration | None) 
         costs = placed
     if costs[0][1].tile.direct:  # too small for power to count
         return costs[0][1]
-    close = [(cost, c) for cost, c in costs if cost.us <= tie * costs[0][0].us]
-    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c.tile.stream_k, c) for cost, c in close]
-    return min(tied, key=lambda entry: entry[:3])[-1]
+    tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= tie * costs[0][0].us]
+    return min(tied, key=lambda entry: entry[:2])[-1]
 
 
 def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:
