@@ -69,10 +69,10 @@ def test_contents(machine):
     assert {name for name in own if name.startswith("_")} == packs | {
         "__init__.py", "__main__.py", "_files.py", "_processes.py", "_version.py", "_lib/libjax_bwgemm_ffi.so"
     }  # fmt: skip
-    sources = subprocess.run(["git", "ls-files", "jax_bwgemm"], cwd=ROOT, capture_output=True, text=True).stdout
-    assert {f"jax_bwgemm/{name}" for name in own - packs} - {"jax_bwgemm/_lib/libjax_bwgemm_ffi.so"} == set(
-        sources.split()
-    )
+    listed = subprocess.run(["git", "ls-files", "jax_bwgemm"], cwd=ROOT, capture_output=True, text=True).stdout
+    sources = {name for name in listed.split() if not name.startswith("jax_bwgemm/bench/results/regret/")}
+    assert len(sources) < len(listed.split())  # what the planner was fitted to is left out, for it is large
+    assert {f"jax_bwgemm/{name}" for name in own - packs} - {"jax_bwgemm/_lib/libjax_bwgemm_ffi.so"} == sources
     assert "py.typed" in own and any(name.endswith("licenses/LICENSE") for name in names)
     kernels = {kernel["name"] for fields in manifests for kernel in (*fields["variants"], *fields["repacks"])}
     assert kernels == {kernel.name for kernel in (*catalogue(TARGETS), *repacks(TARGETS))}
