@@ -56,7 +56,8 @@ class Family:
     `few_stages`: so many or fewer keep the tensor cores waiting for loads; they are released as soon as possible, and
     one more is worth store buffers; 0 where MMAs release stages themselves.
 
-    Preferences that were measured, if any was: `raster_order` and `takes_l2_hints`.
+    Preferences that were measured, if any was: `raster_order`, `takes_l2_hints`, and `neighbours_share`: tiles that run
+    at once and share the parts of a large operand start one after the other (`order.raster`).
     """
 
     name: str
@@ -84,6 +85,7 @@ class Family:
     few_stages: int
     raster_order: str
     takes_l2_hints: bool
+    neighbours_share: bool
     opcodes: Opcodes
     constants: Constants
 
@@ -124,6 +126,7 @@ HOPPER = Family(
     few_stages=5,  # 2 to 7 % faster on an H200; tiles of six and more are as before, or 1 % slower (docs/hopper.md)
     raster_order="snake",  # on an H200 as fast as groups, or a little faster, for each of five large products
     takes_l2_hints=False,  # on an H200 no pair of hints gained 1 % on four large products; two pairs lost 2 to 4 %
+    neighbours_share=True,  # on an H200 up to 28 % faster, seldom slower (docs/hopper.md)
     opcodes=Opcodes(
         half="HGMMA",
         quarter="QGMMA",
@@ -169,6 +172,7 @@ BLACKWELL = Family(
     few_stages=0,
     raster_order="groups",  # nothing is measured
     takes_l2_hints=True,
+    neighbours_share=False,  # not measured
     opcodes=Opcodes(
         half="UTCHMMA",
         quarter="UTCQMMA",

@@ -26,7 +26,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
     faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
 
-    Where all tiles run at once and one operand is much the larger, those that share its parts run side by side, one
+    On Hopper, where all tiles run at once and one operand is much the larger, those that share its parts start one
     after the other: 192x11008x4096 by 256x64 takes 27.9 us on an H200 and not 38.8, by 192x96 28.3 and not 30.0
     (docs/hopper.md). Clusters that share the smaller one take as long in either order.
 
@@ -37,7 +37,8 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     if _is_store(problem, arch):
         return 1, int(problem.c_major == "m")
     a, b = operand_bytes(problem)
-    if num_waves(tile, problem, arch) == 1 and max(a, b) >= UNEQUAL * min(a, b):
+    is_stream = num_waves(tile, problem, arch) == 1 and max(a, b) >= UNEQUAL * min(a, b)
+    if is_stream and arch.family.neighbours_share:
         return 1, int(b > a)
     longer = int(problem.n > problem.m)
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}

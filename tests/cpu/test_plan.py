@@ -260,6 +260,11 @@ def test_who_shares_a_stream_runs_side_by_side(problem, tile, expected):
     assert l2_hints(tile, problem, H200) == ("normal", "normal")
 
 
+def test_nobody_knows_who_should_run_side_by_side_on_blackwell():
+    assert raster(Tile(128, 64), Problem(11008, 64, 4096), H200) == (1, 0)
+    assert raster(Tile(128, 64), Problem(11008, 64, 4096), B200) == (8, 0)
+
+
 @pytest.mark.parametrize(
     "m, n, k, along_n",
     [
