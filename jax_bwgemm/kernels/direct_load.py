@@ -33,6 +33,7 @@ CHUNK_ELEMS = CHUNK_BYTES // ELEMENT_BYTES
 WORD_BYTES = 4  # the least that cp.async moves, PTX ISA
 WORDS = CHUNK_BYTES // WORD_BYTES
 UNITS = CHUNK_BYTES, WORD_BYTES
+LINE_BYTES = 128  # of the L1 cache
 IN_FLIGHT = 2  # lines that a thread realigns at a time: of more, it would lack registers
 
 
@@ -108,17 +109,29 @@ class Loader:
     has_chunks: Boolean
     has_words: Boolean
 
+    @property
+    def is_torn(self) -> Any:
+        """Whether lines begin within lines of the cache."""
+        return (self.size & (LINE_BYTES // ELEMENT_BYTES - 1)) != 0
+
     @cute.jit
-    def fill(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
-        """Sends a k tile on its way into a stage. `is_aligned`: lines are known to start on chunks."""
+    def fill(
+        self,
+        k_idx: Int32,
+        stage: Int32,
+        is_aligned: cutlass.Constexpr[bool],
+        is_cached: cutlass.Constexpr[bool] = False,
+    ) -> None:
+        """Sends a k tile on its way into a stage. `is_aligned`: lines are known to start on chunks; `is_cached`: these
+        come by way of the L1 cache."""
         if cutlass.const_expr(is_aligned):  # noqa: SIM114 (a compile-time condition stands alone)
-            self._fill_whole(k_idx, stage, CHUNK_BYTES)
+            self._fill_whole(k_idx, stage, CHUNK_BYTES, is_cached)
         elif self.has_chunks:
-            self._fill_whole(k_idx, stage, CHUNK_BYTES)
+            self._fill_whole(k_idx, stage, CHUNK_BYTES, is_cached)
         elif self.has_words:
-            self._fill_whole(k_idx, stage, WORD_BYTES)
+            self._fill_whole(k_idx, stage, WORD_BYTES, True)
         else:
-            self._fill_raw(k_idx, stage)
+            self._fill_raw(k_idx, stage, is_cached)
 
     @cute.jit
     def realign(self, k_idx: Int32, stage: Int32, is_aligned: cutlass.Constexpr[bool]) -> None:
@@ -127,40 +140,50 @@ class Loader:
             if not (self.has_chunks | self.has_words):
                 self._realign(k_idx, stage)
 
-    def _fill_whole(self, k_idx: Int32, stage: Int32, size: int) -> None:
+    def _fill_whole(self, k_idx: Int32, stage: Int32, size: int, is_cached: bool) -> None:
         """Chunks, or words, that are the operand's as a whole, or not at all."""
         for turn in range(self.lines.turns(size)):
-            self._fill_line(turn, k_idx, stage, size)
+            self._fill_line(turn, k_idx, stage, size, is_cached)
 
     @cute.jit
     def _fill_line(
-        self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32, size: cutlass.Constexpr[int]
+        self,
+        turn: cutlass.Constexpr[int],
+        k_idx: Int32,
+        stage: Int32,
+        size: cutlass.Constexpr[int],
+        is_cached: cutlass.Constexpr[bool],
     ) -> None:
-        offset, is_line, rest = self._of_turn(turn, k_idx, size)
-        count = cutlass.select_(is_line & (rest > 0), Int32(size), Int32(0))
+        offset, lines, rest = self._of_turn(turn, k_idx, size)
+        count = cutlass.select_(cutlass.min(lines, rest) > 0, Int32(size), Int32(0))
         place = self._place(turn, stage, size)
         if cutlass.const_expr(self._has_all(turn, size)):  # noqa: SIM114
-            cp_async(place, self.base, offset, count, size)
+            cp_async(place, self.base, offset, count, size, is_cached)
         elif self._has(turn, size):
-            cp_async(place, self.base, offset, count, size)
+            cp_async(place, self.base, offset, count, size, is_cached)
 
     @cute.jit
-    def _fill_raw(self, k_idx: Int32, stage: Int32) -> None:
+    def _fill_raw(self, k_idx: Int32, stage: Int32, is_cached: cutlass.Constexpr[bool]) -> None:
         for turn in cutlass.range_constexpr(self.lines.turns(CHUNK_BYTES)):
             if cutlass.const_expr(self._has_all(turn, CHUNK_BYTES)):  # noqa: SIM114
-                self._fill_raw_line(turn, k_idx, stage)
+                self._fill_raw_line(turn, k_idx, stage, is_cached)
             elif self._has(turn, CHUNK_BYTES):
-                self._fill_raw_line(turn, k_idx, stage)
+                self._fill_raw_line(turn, k_idx, stage, is_cached)
 
     @cute.jit
-    def _fill_raw_line(self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32) -> None:
+    def _fill_raw_line(
+        self, turn: cutlass.Constexpr[int], k_idx: Int32, stage: Int32, is_cached: cutlass.Constexpr[bool]
+    ) -> None:
         """A line's last chunk has another one behind it."""
-        offset, is_line, rest = self._of_turn(turn, k_idx, CHUNK_BYTES)
+        offset, lines, rest = self._of_turn(turn, k_idx, CHUNK_BYTES)
+        is_line = lines > 0
         first, line_end = offset & -CHUNK_BYTES, offset + rest * ELEMENT_BYTES
-        cp_async(self._place(turn, stage, CHUNK_BYTES), self.base, first, self._inside(first, line_end, is_line))
+        own = self._inside(first, line_end, is_line)
+        cp_async(self._place(turn, stage, CHUNK_BYTES), self.base, first, own, CHUNK_BYTES, is_cached)
         if self._is_last():
             second = first + CHUNK_BYTES
-            cp_async(self._beside(turn, stage), self.base, second, self._inside(second, line_end, is_line))
+            rest = self._inside(second, line_end, is_line)
+            cp_async(self._beside(turn, stage), self.base, second, rest, CHUNK_BYTES, is_cached)
 
     @cute.jit
     def _realign(self, k_idx: Int32, stage: Int32) -> None:
@@ -212,18 +235,18 @@ class Loader:
     def _has(self, turn: int, size: int) -> Any:
         return self.tidx // self.lines.units(size) + turn * self.lines.step(size) < self.lines.total
 
-    def _of_turn(self, turn: int, k_idx: Int32, size: int) -> tuple[Int32, Any, Int32]:
-        """Of a thread's part of a k tile: its offset, whether the operand has its line, and how many of its elements
-        it has from there on, perhaps a negative number."""
+    def _of_turn(self, turn: int, k_idx: Int32, size: int) -> tuple[Int32, Int32, Int32]:
+        """Of a thread's part of a k tile: its offset, and how many lines the operand has from its own on, and elements
+        of a line from its first on, both perhaps negative numbers."""
         lines = self.lines
         box, behind = self._at(turn, size)
         elems = lines.span // ELEMENT_BYTES
         if lines.is_k_major:
             offset = self.offset + behind * self.pitch + k_idx * lines.span
-            return offset, self.line + behind < self.num_lines, self.size - self.place - k_idx * elems
+            return offset, self.num_lines - self.line - behind, self.size - self.place - k_idx * elems
         line = behind + k_idx * lines.rows
         offset = self.offset + line * self.pitch + box * lines.span
-        return offset, self.line + line < self.num_lines, self.size - self.place - box * elems
+        return offset, self.num_lines - self.line - line, self.size - self.place - box * elems
 
     def _row(self, turn: int, size: int) -> tuple[Any, Any]:
         """The box of a thread's line, and its row there."""
@@ -262,6 +285,44 @@ class Loader:
         return cutlass.select_(is_line & (offset < line_end), left, Int32(0))
 
 
+def loader_of(
+    lines: Lines,
+    operand: cute.Pointer,
+    boxes: cute.Tensor,
+    beside: cute.Pointer,
+    tile: tuple[Any, Any],
+    sizes: tuple[Any, Any, Any],
+    tidx: Int32,
+    is_aligned: bool,
+) -> Loader:
+    """`tile`: (matrix, first row or column); `sizes`: (m or n, k, batch) of the operand."""
+    extent, k, batch = sizes
+    num_lines, size = (extent, k) if lines.is_k_major else (k, extent)
+    has_chunks, has_words = [is_aligned or size * ELEMENT_BYTES % unit == 0 for unit in UNITS]
+    of_line = [(tidx // lines.units(unit), tidx % lines.units(unit) * (unit // ELEMENT_BYTES)) for unit in UNITS]
+    own, chunk = of_line[0]
+    if not is_aligned:
+        deals_words = has_words & (size * ELEMENT_BYTES % CHUNK_BYTES != 0)
+        own, chunk = (cutlass.select_(deals_words, word, chunk) for chunk, word in zip(*of_line, strict=True))
+    line, place = (tile[1] + own, chunk) if lines.is_k_major else (own, tile[1] + chunk)
+    return Loader(
+        lines=lines,
+        base=operand.toint(),
+        offset=((tile[0] * num_lines + line) * size + place) * ELEMENT_BYTES,
+        end=batch * num_lines * size * ELEMENT_BYTES,
+        pitch=size * ELEMENT_BYTES,
+        line=line,
+        num_lines=num_lines,
+        place=place,
+        size=size,
+        smem=Int32(cute.recast_ptr(boxes.iterator, swizzle_=None).toint()),
+        beside=Int32(beside.toint()),
+        tidx=tidx,
+        has_chunks=Boolean(has_chunks),
+        has_words=Boolean(has_words),
+    )
+
+
 def aligned(source: Int32, behind: Int32, skew: Int32) -> cute.Tensor:
     """The 16 bytes that begin `skew` bytes, an even number, behind `source`, of two chunks in shared memory."""
     both = cute.make_rmem_tensor(2 * WORDS, Uint32)
@@ -283,22 +344,22 @@ def shared_chunk(address: Int32) -> cute.Tensor:
     return cute.make_tensor(place, cute.make_layout(WORDS))
 
 
-def cp_async(place: Int32, base: Int64, offset: Int32, count: Int32, size: int = CHUNK_BYTES) -> None:
+def cp_async(place: Int32, base: Int64, offset: Int32, count: Int32, size: int, is_cached: bool) -> None:
     """The first `count` of `size` bytes, 4 or 16, from global to shared memory, both at multiples of that, and zeros
     behind them."""
     address = base + Int64(Uint32(offset))
     smem = cute.make_ptr(Uint32, place, cute.AddressSpace.smem, assumed_align=size)
     gmem = cute.make_ptr(Uint32, address, cute.AddressSpace.gmem, assumed_align=size)
-    _cp_async(smem, gmem, count, size)
+    _cp_async(smem, gmem, count, size, is_cached)
 
 
 @dsl_user_op
 def _cp_async(
-    smem: cute.Pointer, gmem: cute.Pointer, count: Int32, size: int, *, loc: Any = None, ip: Any = None
+    smem: cute.Pointer, gmem: cute.Pointer, count: Int32, size: int, is_cached: bool, *, loc: Any = None, ip: Any = None
 ) -> None:
-    """The DSL's copy atom has no count. By way of the L1 cache only what is less than a chunk."""
+    """The DSL's copy atom has no count. `is_cached`: by way of the L1 cache, as all that is less than a chunk."""
     at = {"loc": loc, "ip": ip}
     kinds = nvvm.LoadCacheModifierKind
-    kind = kinds.CG if size == CHUNK_BYTES else kinds.CA
+    kind = kinds.CA if is_cached else kinds.CG
     left = count.ir_value(**at)
     nvvm.cp_async_shared_global(smem.to_llvm_ptr(**at), gmem.to_llvm_ptr(**at), size, kind, cp_size=left, **at)

@@ -30,12 +30,12 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_bwgemm.facts.resources import CHUNK_BYTES, SWIZZLE_ATOM_BYTES, direct_ctas, exchange_bytes
+from jax_bwgemm.facts.resources import SWIZZLE_ATOM_BYTES, direct_ctas, exchange_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import split_k
 from jax_bwgemm.kernels.box_epilogue import BoxEpilogue
-from jax_bwgemm.kernels.direct_load import ELEMENT_BYTES, UNITS, Loader, lines_of
+from jax_bwgemm.kernels.direct_load import CHUNK_ELEMS, Loader, lines_of, loader_of
 from jax_bwgemm.kernels.gemm import facts_of
 from jax_bwgemm.kernels.outlets import store_group
 from jax_bwgemm.kernels.params import Hints, Maps, Order, Params, Shares, Sizes
@@ -45,9 +45,10 @@ from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
 from jax_bwgemm.kernels.sm90_store import SplitStore, Sums, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, row_outlet
+from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, column_buffer, has_column_buffers, row_outlet
 from jax_bwgemm.kernels.walk import part_of
 
+CACHED_TERMS = 128  # of a sum: up to so many, operands whose lines share sectors come by way of the L1 cache
 IN_FLIGHT = 2  # k tiles whose stages wgmmas may be reading
 
 
@@ -127,14 +128,8 @@ class Sm90Direct:
             pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
         sizes, l_idx = params.sizes, z_idx // split
         part = own_part(sizes.k, z_idx % split, facts.tile)
-        a_tile = l_idx * sizes.a_batch_step, m_idx * facts.tile.cta_m
-        b_tile = l_idx * sizes.b_batch_step, n_idx * facts.tile.mma_n
-        a_sizes = sizes.m, sizes.k, cutlass.select_(sizes.a_batch_step > 0, sizes.batch, Int32(1))
-        b_sizes = sizes.n, sizes.k, cutlass.select_(sizes.b_batch_step > 0, sizes.batch, Int32(1))
-        loaders = (
-            self.loader(self.a_lines, params.maps.a, sA, beside_a, a_tile, a_sizes, tidx),
-            self.loader(self.b_lines, params.maps.b[0], sB, beside_b, b_tile, b_sizes, tidx),
-        )
+        tile = m_idx * facts.tile.cta_m, n_idx * facts.tile.mma_n, l_idx
+        smem = (sA, beside_a), (sB, beside_b)
         cute.arch.griddepcontrol_wait()
         group = store_group(tidx, WARPGROUP_THREADS, STORE_BARRIER)
         values = WgmmaValues(facts.boxes, self.rows, group)
@@ -148,10 +143,12 @@ class Sm90Direct:
             own = cute.recast_ptr(stages, swizzle_=None, dtype=facts.acc_dtype)
             exchange = KSplit(facts.tile, Int32(0), facts.threads, own, written, drained)
             store = SplitStore(sums, outlets[0], exchange, tidx)
-        if loaders[0].has_chunks & loaders[1].has_chunks:
-            self.compute(loaders, operands, sums, outlets, at, part, store, True)
+        if self.begins_on_chunks(sizes):
+            loaders = self.loaders(params, smem, tile, tidx, True)
+            self.compute(loaders, operands, sums, outlets, at, sizes.k, part, store, True)
         else:
-            self.compute(loaders, operands, sums, outlets, at, part, store, False)
+            loaders = self.loaders(params, smem, tile, tidx, False)
+            self.compute(loaders, operands, sums, outlets, at, sizes.k, part, store, False)
 
     @cute.jit
     def compute(
@@ -161,6 +158,7 @@ class Sm90Direct:
         sums: Sums,
         outlets: tuple[FragmentOutlet, ...],
         at: Any,
+        k: Int32,
         part: Part,
         store: Any,
         is_aligned: cutlass.Constexpr[bool],
@@ -169,14 +167,12 @@ class Sm90Direct:
         `store`: a `SplitStore` where CTAs divide k."""
         facts, ahead = self.facts, cutlass.const_expr(self.facts.stages - IN_FLIGHT)
         first, k_tiles = part.k_first, part.k_count
-        for k_idx in cutlass.range(ahead, unroll=1):
-            if k_idx < k_tiles:
-                for i in cutlass.range_constexpr(2):
-                    loaders[i].fill(first + k_idx, k_idx, is_aligned)
-            cute.arch.cp_async_commit_group()
+        if (k <= CACHED_TERMS) & (loaders[0].is_torn | loaders[1].is_torn):
+            self.fill_cached(loaders, part, is_aligned)
+        else:
+            self.fill_first(loaders, part, is_aligned)
         cute.arch.griddepcontrol_launch_dependents()
         loaded = sums.begin(at) if cutlass.const_expr(store is None) else ()
-        a, b = operands
         acc, mma = self.wgmma.accumulator(), self.wgmma.of_tile()
         mma.set(warpgroup.Field.ACCUMULATE, True)
         acc.fill(0)
@@ -189,23 +185,55 @@ class Sm90Direct:
             warpgroup.wait_group(1)
             cute.arch.sync_threads()
             warpgroup.fence()
-            for kb in cutlass.range_constexpr(cute.size(a, mode=[2])):
-                cute.gemm(mma, acc, a[None, None, kb, stage], b[None, None, kb, stage], acc)
+            self.multiply(mma, acc, operands, stage, k)
             warpgroup.commit_group()
             if k_idx + ahead < k_tiles:
-                for i in cutlass.range_constexpr(2):
-                    loaders[i].fill(first + k_idx + ahead, free, is_aligned)
+                self.fill(loaders, first + k_idx + ahead, free, is_aligned)
             cute.arch.cp_async_commit_group()
             stage = cutlass.select_(stage == facts.stages - 1, Int32(0), stage + 1)
             free = cutlass.select_(free == facts.stages - 1, Int32(0), free + 1)
         wait_for_sums(acc)
-        if cutlass.const_expr(store is not None or facts.boxes.by_rows):
+        if cutlass.const_expr(store is not None or facts.boxes.by_rows or has_column_buffers(facts.boxes)):
             cute.arch.sync_threads()  # no wgmma reads the stages any more
         if cutlass.const_expr(store is None):
             store_sums(sums, outlets, acc, at, loaded)
         else:
             pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)  # all barriers are there
             store.store(acc, at, Int32(0), part)
+
+    @cute.jit
+    def fill_first(self, loaders: tuple[Loader, Loader], part: Part, is_aligned: cutlass.Constexpr[bool]) -> None:
+        """The k tiles whose stages nobody has read yet."""
+        for k_idx in cutlass.range(self.facts.stages - IN_FLIGHT, unroll=1):
+            if k_idx < part.k_count:
+                self.fill(loaders, part.k_first + k_idx, k_idx, is_aligned)
+            cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def fill_cached(self, loaders: tuple[Loader, Loader], part: Part, is_aligned: cutlass.Constexpr[bool]) -> None:
+        """The same of so few terms, by way of the L1 cache; no loop, for whose addresses registers are lacking."""
+        k_tile = cutlass.const_expr(self.facts.tile.k_tile)
+        for k_idx in cutlass.range_constexpr(self.facts.stages - IN_FLIGHT):
+            if cutlass.const_expr(k_idx * k_tile < CACHED_TERMS):  # noqa: SIM102
+                if k_idx < part.k_count:
+                    self.fill(loaders, part.k_first + k_idx, Int32(k_idx), is_aligned, True)
+            cute.arch.cp_async_commit_group()
+
+    def fill(
+        self, loaders: tuple[Loader, Loader], k_idx: Int32, stage: Int32, is_aligned: bool, is_cached: bool = False
+    ) -> None:
+        for loader in loaders:
+            loader.fill(k_idx, stage, is_aligned, is_cached)
+
+    @cute.jit
+    def multiply(self, mma: cute.TiledMma, acc: cute.Tensor, operands: tuple[Any, Any], stage: Int32, k: Int32) -> None:
+        """A k tile's wgmmas, but for those of steps that lie beyond all of a short k: of 4096 x 8192 x 16 they would be
+        a tenth of the time (H100)."""
+        a, b = operands
+        steps = cutlass.const_expr(cute.size(a, mode=[2]))
+        for kb in cutlass.range_constexpr(steps):
+            if kb * (self.facts.tile.k_tile // steps) < k:
+                cute.gemm(mma, acc, a[None, None, kb, stage], b[None, None, kb, stage], acc)
 
     def operand(self, first: cute.Pointer, layout: Any, dtype: Any) -> cute.Tensor:
         """(m or n, k, stage), its first stage at `first`."""
@@ -216,41 +244,31 @@ class Sm90Direct:
 
     def outlet(self, group: Any, stages: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> FragmentOutlet:
         """Rows go through the stages, which no wgmma reads any more when sums are stored."""
-        boxes = self.facts.boxes
+        boxes, buffer = self.facts.boxes, None
         rows = row_outlet(boxes, group, stages, out, sizes, True) if boxes.by_rows else None
-        return FragmentOutlet(boxes, group, out, sizes, rows)
+        if has_column_buffers(boxes):
+            buffer = column_buffer(boxes, group, stages)
+        return FragmentOutlet(boxes, group, out, sizes, rows, buffer)
 
-    def loader(
-        self,
-        lines: Any,
-        operand: cute.Pointer,
-        stages: cute.Tensor,
-        beside: cute.Pointer,
-        tile: tuple[Any, Any],
-        sizes: tuple[Any, Any, Any],
-        tidx: Int32,
-    ) -> Loader:
-        """`tile`: (matrix, first row or column); `sizes`: (m or n, k, batch) of the operand."""
-        extent, k, batch = sizes
-        num_lines, size = (extent, k) if lines.is_k_major else (k, extent)
-        has_chunks, has_words = [size * ELEMENT_BYTES % unit == 0 for unit in UNITS]
-        deals_words = has_words & (size * ELEMENT_BYTES % CHUNK_BYTES != 0)
-        of_line = [(tidx // lines.units(unit), tidx % lines.units(unit) * (unit // ELEMENT_BYTES)) for unit in UNITS]
-        own, chunk = (cutlass.select_(deals_words, word, chunk) for chunk, word in zip(*of_line, strict=True))
-        line, place = (tile[1] + own, chunk) if lines.is_k_major else (own, tile[1] + chunk)
-        return Loader(
-            lines=lines,
-            base=operand.toint(),
-            offset=((tile[0] * num_lines + line) * size + place) * ELEMENT_BYTES,
-            end=batch * num_lines * size * ELEMENT_BYTES,
-            pitch=size * ELEMENT_BYTES,
-            line=line,
-            num_lines=num_lines,
-            place=place,
-            size=size,
-            smem=Int32(cute.recast_ptr(stages.iterator, swizzle_=None).toint()),
-            beside=Int32(beside.toint()),
-            tidx=tidx,
-            has_chunks=has_chunks,
-            has_words=has_words,
-        )
+    def begins_on_chunks(self, sizes: Sizes) -> Any:
+        """Whether all lines of both operands begin on 16 bytes."""
+        of_a = sizes.k if self.a_lines.is_k_major else sizes.m
+        of_b = sizes.k if self.b_lines.is_k_major else sizes.n
+        return ((of_a | of_b) & (CHUNK_ELEMS - 1)) == 0
+
+    def loaders(
+        self, params: Params, smem: Any, tile: tuple[Any, Any, Any], tidx: Int32, is_aligned: bool
+    ) -> tuple[Loader, Loader]:
+        """Of a and b. `smem`: of each stage 0's boxes, and the place of the chunks beside them; `tile`: its first row
+        and column, and its matrix."""
+        sizes, (m, n, matrix) = params.sizes, tile
+        maps = params.maps.a, params.maps.b[0]
+        extents = (sizes.m, sizes.a_batch_step, m), (sizes.n, sizes.b_batch_step, n)
+        made = []
+        for lines, operand, (boxes, beside), (extent, batch_step, first) in zip(
+            (self.a_lines, self.b_lines), maps, smem, extents, strict=True
+        ):
+            batch = cutlass.select_(batch_step > 0, sizes.batch, Int32(1))
+            own = lines, operand, boxes, beside, (matrix * batch_step, first), (extent, sizes.k, batch), tidx
+            made.append(loader_of(*own, is_aligned))
+        return made[0], made[1]

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import Int64, cute
 
-from jax_bwgemm.kernels import row_store
+from jax_bwgemm.kernels import column_store, row_store
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.outlets import StoreGroup
 from jax_bwgemm.kernels.params import Sizes
@@ -19,6 +19,11 @@ SHORT_ROW_BYTES = 32  # of a direct tile: on an H100 3 % slower by way of shared
 def rows_begin_on(unit_bytes: int, out: cute.Pointer, sizes: Sizes, elem_bytes: int) -> Any:
     """Whether all rows of an n-major result do."""
     return (out.toint() | Int64(sizes.n * elem_bytes)) % unit_bytes == 0
+
+
+def columns_begin_on(unit_bytes: int, out: cute.Pointer, sizes: Sizes, elem_bytes: int) -> Any:
+    """The same of the columns of an m-major one."""
+    return (out.toint() | Int64(sizes.m * elem_bytes)) % unit_bytes == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +89,19 @@ def row_outlet(
     return RowOutlet(boxes, group, buffers + warp_idx * boxes.segments.bytes, out, sizes, may_be_whole)
 
 
+def has_column_buffers(boxes: Boxes) -> bool:
+    """Whether columns may leave by `column_store`."""
+    return boxes.c_major == "m" and boxes.segments.elem_bytes == column_store.ELEM_BYTES
+
+
+def column_buffer(boxes: Boxes, group: StoreGroup, smem: cute.Pointer) -> cute.Pointer:
+    """A warp's part of all groups' buffers at `smem`."""
+    warps = group.threads // row_store.WARP_LANES
+    warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
+    buffers = cute.recast_ptr(smem, swizzle_=None, dtype=cutlass.Uint8)
+    return buffers + warp_idx * column_store.buffer_bytes(boxes.cols)
+
+
 @dataclasses.dataclass(frozen=True)
 class ElementOutlet:
     """An m-major result of any pitch, which is rare: neighbouring threads store neighbouring rows. r2s, Rs and sC are
@@ -130,16 +148,18 @@ class ElementOutlet:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentOutlet:
-    """Any result of a small product. An m-major one leaves out of registers as they are: eight lanes store 16 or 32
-    contiguous bytes. Rows leave by `rows`, for that, four lanes store a few bytes of eight rows each at a time; but not
-    the shortest ones, as long as they begin with a pair of columns: the way through shared memory takes longer.
-    `rows`: a `RowOutlet`, of an n-major result."""
+    """Any result of a small product. Columns of an m-major one leave by `column_store`, if they all begin on 16 bytes,
+    else out of registers as they are: eight lanes store 16 or 32 contiguous bytes. Rows leave by `rows`, for that, four
+    lanes store a few bytes of eight rows each at a time; but not the shortest ones, as long as they begin with a pair
+    of columns: the way through shared memory takes longer. `rows`: a `RowOutlet`, of an n-major result; `buffer`: a
+    warp's own, of an m-major one."""
 
     boxes: Boxes
     group: StoreGroup
     out: cute.Pointer
     sizes: Sizes
     rows: Any
+    buffer: Any
 
     @property
     def fragment(self) -> int:
@@ -160,10 +180,19 @@ class FragmentOutlet:
     @cute.jit
     def publish(self, rounded: cute.Tensor, at: Any, buffer: cutlass.Constexpr[int]) -> None:
         boxes, lane = self.boxes, self.group.tidx % row_store.WARP_LANES
-        row = at[0] * boxes.rows + self.group.tidx // row_store.WARP_LANES * row_store.FRAGMENT_ROWS + lane // 4
-        col = at[1] * boxes.cols + lane % 4 * 2
-        if cutlass.const_expr(self.rows is None):
+        warp_row = at[0] * boxes.rows + self.group.tidx // row_store.WARP_LANES * row_store.FRAGMENT_ROWS
+        row, col = warp_row + lane // 4, at[1] * boxes.cols + lane % 4 * 2
+        if cutlass.const_expr(self.rows is None and self.buffer is None):
             self.store_columns(rounded, row, col, at[2])
+        elif cutlass.const_expr(self.rows is None):
+            if columns_begin_on(row_store.CHUNK_BYTES, self.out, self.sizes, self.elem_bytes):
+                first = at[1] * boxes.cols
+                start = self.place(warp_row, first, at[2])
+                left = cutlass.max(self.sizes.m - warp_row, 0)
+                columns = row_store.Rows(start, self.sizes.m, self.sizes.n - first, left)
+                column_store.store_whole_columns(rounded, self.buffer, columns, boxes.cols)
+            else:
+                self.store_columns(rounded, row, col, at[2])
         elif cutlass.const_expr(not self.may_store_pairs):  # noqa: SIM114 (a compile-time condition stands alone)
             self.rows.publish(rounded, at, buffer)
         elif self.has_pairs:
@@ -186,11 +215,11 @@ class FragmentOutlet:
     @cute.jit
     def store_columns(self, rounded: cute.Tensor, row: Any, col: Any, l_idx: Any) -> None:
         """An m-major result."""
-        pitch = Int64(self.sizes.m) * self.elem_bytes
+        first, pitch = self.place(row, col, l_idx), Int64(self.sizes.m) * self.elem_bytes
         for i in cutlass.range_constexpr(self.boxes.cols // 8):
             for j in cutlass.range_constexpr(2):
                 if col + 8 * i + j < self.sizes.n:
-                    start = self.place(row, col, l_idx) + (8 * i + j) * pitch
+                    start = first + (8 * i + j) * pitch
                     for half in cutlass.range_constexpr(2):
                         if row + 8 * half < self.sizes.m:
                             self.put(start + 8 * half * self.elem_bytes, rounded[4 * i + 2 * half + j])
