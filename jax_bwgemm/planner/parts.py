@@ -30,7 +30,7 @@ def counts(problem: Problem, arch: Arch, us: float) -> tuple[int, ...]:
     """
     if _why_not(problem) or calibration.of(arch) is None:
         return ()
-    fitting = [n for n in range(2, MOST + 1) if problem.k % n == 0 and problem.k // n >= LEAST_TERMS]
+    fitting = [n for n in range(2, MOST + 1) if problem.k % n == 0 and _is_readable(divided(problem, n))]
     tiles = [math.ceil(problem.m / rows) * math.ceil(problem.n / columns) for rows, columns in SPANS]
     wanted = {max((n for n in fitting if n * num <= arch.num_sms), default=1) for num in tiles} - {1}
     return tuple(n for n in sorted(wanted) if _bytes(problem, n) <= _room(arch) and _least_us(problem, n, arch) < us)
@@ -47,13 +47,6 @@ def whole(parts: Problem) -> Problem:
     return dataclasses.replace(parts, k=parts.k * parts.batch, batch=1, a_batch=1, b_batch=1)
 
 
-def is_readable(parts: Problem) -> bool:
-    """Whether a kernel can read them in place: in a k-major operand they lie side by side in its rows, and TMA steps
-    from one to the next by multiples of 16 bytes."""
-    majors = (("a", parts.a_major), ("b", parts.b_major))
-    return not any(major == "k" and padding(parts, operand) for operand, major in majors)
-
-
 def sum_us(problem: Problem, count: int, arch: Arch) -> float:
     """The pass that adds up the parts of `problem` and makes of the sums what was asked."""
     planes = 1 + problem.epilogue.num_matrices
@@ -68,6 +61,14 @@ def _why_not(problem: Problem) -> bool:
     has_more = bool(epilogue.seconds or epilogue.reductions or epilogue.is_gated)
     is_other = problem.promoted or problem.symmetric or problem.out_dtype not in ("bfloat16", "float16", "float32")
     return is_batch or has_more or is_other or DTYPE_BYTES[problem.a_dtype] != 2 or problem.is_empty
+
+
+def _is_readable(parts: Problem) -> bool:
+    """Whether they are long enough, and can be read in place: in a k-major operand they lie side by side in its rows,
+    and TMA steps from one to the next by multiples of 16 bytes."""
+    majors = (("a", parts.a_major), ("b", parts.b_major))
+    is_torn = any(major == "k" and padding(parts, operand) for operand, major in majors)
+    return parts.k >= LEAST_TERMS and not is_torn
 
 
 def _bytes(problem: Problem, count: int) -> int:

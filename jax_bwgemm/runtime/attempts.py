@@ -288,11 +288,11 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     if fused.ready:
         is_slower = any(attempt.entry and CLEARLY * attempt.us < fused.ready.us for attempt in finished)
         kernels = finished if is_slower and not asked.batch_invariant else [fused.ready]
+    if kernels and (in_parts := _in_parts(asked, arch, kernels[0])):
+        kernels = [in_parts]
     xlas = dataclasses.replace(first, entry=None)
     if kernels and (reason := _why_xla(asked, kernels[0], first)):
         kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
-    elif kernels and (in_parts := _in_parts(asked, arch, kernels[0])):
-        kernels = [in_parts]
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
 
@@ -302,8 +302,10 @@ def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
     is_fixed = asked.tile or asked.batch_invariant or asked.symbols
     if is_fixed or whole.entry is None or whole.plan is None or whole.plan.record:
         return None
-    counts = parts.counts(asked.problem, arch, whole.us / CLEARLY)
-    found = filter(None, (_of_parts(asked, arch, count) for count in counts))
+    lying = whole.route.problem
+    problem = dataclasses.replace(asked.problem, a_major=lying.a_major, b_major=lying.b_major)
+    counts = parts.counts(problem, arch, whole.us / CLEARLY)
+    found = filter(None, (_of_parts(asked, arch, whole.route, problem, count) for count in counts))
     best = min(found, key=lambda attempt: attempt.us, default=None)
     if best is None or CLEARLY * best.us >= whole.us:
         return None
@@ -311,18 +313,15 @@ def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
     return dataclasses.replace(best, reason=reason)
 
 
-def _of_parts(asked: Asked, arch: Arch, count: int) -> Attempt | None:
-    """Of the routes that leave the parts where they are, the first for which there is a kernel."""
-    for route in routes(parts.divided(asked.problem, count), asked.is_transpose, arch, lambda *_: False):
-        if not parts.is_readable(route.problem):
-            continue
-        decision = decide(route.problem, asked.device, None, asked.is_emulated, in_parts=True)
-        if decision.entry is None:
-            continue
-        own = Attempt(route.to(decision.entry.variant.tile), decision.plan, decision.entry, is_fused=False, parts=count)
-        priced = _priced(own, arch)
-        return dataclasses.replace(priced, us=priced.us + parts.sum_us(asked.problem, count, arch))
-    return None
+def _of_parts(asked: Asked, arch: Arch, route: Route, problem: Problem, count: int) -> Attempt | None:
+    """By the route of the whole, which has no other passes before it."""
+    divided = parts.divided(problem, count)
+    decision = decide(divided, asked.device, None, asked.is_emulated, in_parts=True)
+    if decision.entry is None:
+        return None
+    own = dataclasses.replace(route, problem=divided).to(decision.entry.variant.tile)
+    priced = _priced(Attempt(own, decision.plan, decision.entry, is_fused=False, parts=count), arch)
+    return dataclasses.replace(priced, us=priced.us + parts.sum_us(problem, count, arch))
 
 
 def _of_gated(asked: Asked, arch: Arch, fused: _Rung) -> Ladder:
@@ -377,7 +376,7 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
         return None
     if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
-    problem = kernel.route.problem
+    problem = kernel.problem
     if first.plan and (reason := short.why_xla(problem, kernel.us, first.plan.arch)):
         return reason
     least = _least_us(first.plan)
