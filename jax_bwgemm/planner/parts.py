@@ -1,8 +1,8 @@
 """k in parts: a product of few tiles and a long sum as a batch of shorter products, whose results one pass adds up.
 
-It is libraries' split-k with a kernel of its own that adds (CUTLASS: parallel split-k). A split along k in a cluster and
-a stream of k tiles are one kernel each, and need no second launch; but a cluster has at most eight CTAs for k, and a
-stream adds up a tile's parts one after the other. Says which numbers of parts are worth a look, what they are as a
+It is libraries' split-k with a kernel of its own that adds (CUTLASS: parallel split-k). A split along k in a cluster
+and a stream of k tiles are one kernel each, and need no second launch; but a cluster has at most eight CTAs for k, and
+in a stream one CTA adds up all parts of a tile. Says which numbers of parts are worth a look, what they are as a
 problem, and what the pass takes; chooses nothing.
 """
 
@@ -38,8 +38,8 @@ def counts(problem: Problem, arch: Arch, us: float) -> tuple[int, ...]:
 
 def divided(problem: Problem, count: int) -> Problem:
     """The batch of `count` products, of float32 results, whose sum the product is."""
-    batch = {"batch": count, "a_batch": count, "b_batch": count}
-    return dataclasses.replace(problem, k=problem.k // count, out_dtype="float32", epilogue=Epilogue(), **batch)
+    plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
+    return dataclasses.replace(plain, k=problem.k // count, batch=count, a_batch=count, b_batch=count)
 
 
 def whole(parts: Problem) -> Problem:

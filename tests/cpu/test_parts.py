@@ -144,7 +144,9 @@ def test_the_planner_takes_parts_where_they_are_clearly_faster(kernels: None) ->
     assert choose(Asked(DEEP, "h200")).parts == 32
 
 
-@pytest.mark.parametrize("problem", [Problem(4096, 4096, 4096), Problem(8192, 16, 64, a_major="m"), Problem(8, 4096, 14336)])
+@pytest.mark.parametrize(
+    "problem", [Problem(4096, 4096, 4096), Problem(8192, 16, 64, a_major="m"), Problem(8, 4096, 14336)]
+)
 def test_it_takes_none_for_large_short_and_thin_products(kernels: None, problem: Problem) -> None:
     assert choose(Asked(problem, "h200")).parts == 1
 
@@ -167,7 +169,9 @@ def test_measured_times_of_one_kernel_give_way_to_no_prediction(eager: None, mon
 
 def body(text: str) -> list[str]:
     """The operations of the main function."""
-    return re.findall(r"^ *%\S+ = (?:stablehlo\.)?(\w+)", text.partition("@main")[2].partition("func.func private")[0], re.MULTILINE)
+    return re.findall(
+        r"^ *%\S+ = (?:stablehlo\.)?(\w+)", text.partition("@main")[2].partition("func.func private")[0], re.MULTILINE
+    )
 
 
 def test_a_weights_gradient_is_one_call_and_one_chain_of_sums(kernels: None) -> None:
@@ -209,7 +213,11 @@ def test_the_same_again_is_emitted_alike(kernels: None) -> None:
         return matmul(x.T, g), matmul(y.T, g)
 
     first, second = calls(hlo(f, struct(5656, 1608), struct(5656, 1608), struct(5656, 80)))
-    assert first["types"] == second["types"] and first["variant"] == second["variant"] and "4x1608x80xf32" in first["types"]
+    assert (
+        first["types"] == second["types"]
+        and first["variant"] == second["variant"]
+        and "4x1608x80xf32" in first["types"]
+    )
 
 
 def test_batches_gates_and_symbols_are_whole(eager: None) -> None:
@@ -239,7 +247,9 @@ def test_explain_and_stats_say_so(kernels: None) -> None:
     assert told.parts == 32 and "_f32_" in told.variant
     assert re.search(r"\n  parts: k in 32 parts, which XLA adds up, is predicted to take .* us, not .*", str(told))
     assert jax_bwgemm.explain(struct(512, 512), struct(512, 512), device="h200").parts == 1
-    function = jax_bwgemm.explain(lambda x, g: jax_bwgemm.matmul(x.T, g), struct(5656, 1608), struct(5656, 80), device="h200")
+    function = jax_bwgemm.explain(
+        lambda x, g: jax_bwgemm.matmul(x.T, g), struct(5656, 1608), struct(5656, 80), device="h200"
+    )
     (product,) = function.products
     assert product.reason is None and product.problem.startswith("1608x80x5656 ") and product.flops == GRADIENT.flops
     assert any(note.startswith("k in 4 parts, which XLA adds up") for note in product.notes)
