@@ -124,8 +124,8 @@ TileWalk PlanWalk(const LaunchRequest& request, const Sizes& sizes, const JbwLau
                                       geometry.stream_tiles, geometry.stream_clusters});
 }
 
-// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called; or of (rows, batch, contiguous), whose
-// matrices lie side by side. The kernel counts (contiguous, rows, batch) in either.
+// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called; or of (rows, batch, contiguous),
+// whose matrices lie side by side. The kernel counts (contiguous, rows, batch) in either.
 Status PlanTensorMap(const TensorMapRule& map, const BufferRule& rule, const JbwBuffer& buffer,
                      JbwTensorMapSpec* spec) {
   const bool is_side_by_side = rule.dims[1].extent == Extent::kBatch;

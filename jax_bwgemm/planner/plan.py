@@ -306,9 +306,8 @@ def _judge(
     in_parts: bool,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    if reason := _why_not(candidate, arch, batch_invariant, symbols) or (
-        why_not_in_parts(candidate) if in_parts else None
-    ):
+    reason = _why_not(candidate, arch, batch_invariant, symbols)
+    if reason := reason or (why_not_in_parts(candidate) if in_parts else None):
         return dataclasses.replace(candidate, reason=reason)
     variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
     reason, us = missing(variant), times.get((str(tile), candidate.swapped))

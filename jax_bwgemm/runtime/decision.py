@@ -49,8 +49,9 @@ def decide(
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
     known = None if symbols or in_parts else measurements(problem, arch)
-    how = {"batch_invariant": batch_invariant, "in_parts": in_parts}
-    chosen = plan(problem, arch, tile, missing, record=known, symbols=symbols, **how)
+    chosen = plan(
+        problem, arch, tile, missing, record=known, batch_invariant=batch_invariant, symbols=symbols, in_parts=in_parts
+    )
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)

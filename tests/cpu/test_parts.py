@@ -26,8 +26,9 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.ops import lowering
 from jax_bwgemm.planner import parts
 from jax_bwgemm.planner.cost import pass_us
+from jax_bwgemm.planner.measured import Record, Time
 from jax_bwgemm.planner.plan import plan, why_not_in_parts
-from jax_bwgemm.runtime import attempts
+from jax_bwgemm.runtime import attempts, decision
 from jax_bwgemm.runtime.attempts import Asked, choose
 
 LONG = 1e9  # microseconds: no bound is in the way
@@ -159,9 +160,6 @@ def test_who_asks_for_an_order_or_a_tile_has_no_parts(eager: None, how: dict) ->
 
 
 def test_measured_times_of_one_kernel_give_way_to_no_prediction(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_bwgemm.planner.measured import Record, Time
-    from jax_bwgemm.runtime import decision
-
     time = Time(str(Tile(64, 64, stream_k=True)), False, 12.0, "")
     monkeypatch.setattr(decision, "measurements", lambda *_: Record("", "", (time,)))
     assert choose(Asked(GRADIENT, "h200")).parts == 1

@@ -1,5 +1,5 @@
-"""k in parts by kernels that ship, in the emulator: values against float64, of parts that follow each other and of parts
-that lie side by side in rows."""
+"""k in parts by kernels that ship, in the emulator, against float64: of parts that follow each other, and of parts that
+lie side by side in rows."""
 
 from __future__ import annotations
 
