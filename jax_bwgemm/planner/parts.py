@@ -25,15 +25,18 @@ SPANS = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (192, 128))  # 
 
 def counts(problem: Problem, arch: Arch, us: float) -> tuple[int, ...]:
     """In how many parts a product may be done sooner than by one kernel, which is predicted to take `us`: those with
-    which tiles of a usual size come nearest to one for each SM, if no bound forbids it. None where predictions are not
+    which tiles of a usual size come nearest to one for each SM, if they can gain at all. None where predictions are not
     corrected by what was measured, for two of them are compared; and of what is not one plain sum of 2-byte operands.
     """
     if _why_not(problem) or calibration.of(arch) is None:
         return ()
-    fitting = [n for n in range(2, MOST + 1) if problem.k % n == 0 and _is_readable(divided(problem, n))]
     tiles = [math.ceil(problem.m / rows) * math.ceil(problem.n / columns) for rows, columns in SPANS]
+    most = min(MOST, problem.k // LEAST_TERMS, arch.num_sms // min(tiles))
+    fitting = [n for n in range(2, most + 1) if problem.k % n == 0 and _is_readable(divided(problem, n))]
     wanted = {max((n for n in fitting if n * num <= arch.num_sms), default=1) for num in tiles} - {1}
-    return tuple(n for n in sorted(wanted) if _bytes(problem, n) <= _room(arch) and _least_us(problem, n, arch) < us)
+    return tuple(
+        n for n in sorted(wanted) if _bytes(problem, n) <= _room(arch) and _least_us(problem, n, arch, us) < us
+    )
 
 
 def divided(problem: Problem, count: int) -> Problem:
@@ -64,11 +67,10 @@ def _why_not(problem: Problem) -> bool:
 
 
 def _is_readable(parts: Problem) -> bool:
-    """Whether they are long enough, and can be read in place: in a k-major operand they lie side by side in its rows,
-    and TMA steps from one to the next by multiples of 16 bytes."""
+    """Whether a kernel can read them in place: in a k-major operand they lie side by side in its rows, and TMA steps
+    from one to the next by multiples of 16 bytes."""
     majors = (("a", parts.a_major), ("b", parts.b_major))
-    is_torn = any(major == "k" and padding(parts, operand) for operand, major in majors)
-    return parts.k >= LEAST_TERMS and not is_torn
+    return not any(major == "k" and padding(parts, operand) for operand, major in majors)
 
 
 def _bytes(problem: Problem, count: int) -> int:
@@ -80,6 +82,10 @@ def _room(arch: Arch) -> float:
     return arch.constants.retained * arch.l2_bytes
 
 
-def _least_us(problem: Problem, count: int, arch: Arch) -> float:
-    """No kernel and pass take less."""
-    return arch.constants.launch_us + roofline_us(divided(problem, count), arch) + sum_us(problem, count, arch)
+def _least_us(problem: Problem, count: int, arch: Arch, us: float) -> float:
+    """What kernel and pass take at least: parts make no kernel start sooner, and the rest of the `us` of one kernel is
+    at best divided by their number."""
+    start_us = arch.constants.start_cycles / (arch.clock_ghz * 1e3)
+    kernel_us = start_us + max(0.0, us - arch.constants.launch_us - start_us) / count
+    moved_us = roofline_us(divided(problem, count), arch)
+    return arch.constants.launch_us + max(kernel_us, moved_us) + sum_us(problem, count, arch)
