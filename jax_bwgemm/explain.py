@@ -75,7 +75,7 @@ class Explanation:
         lines = [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
         lines += [f"  first: {repack}" for repack in self.repacks]
         if self.parts > 1:
-            lines.append(f"  parts: {self.reason}")
+            lines.append(f"  parts:  {self.reason}")
         elif self.reason:
             lines.append(f"  XLA:   the epilogue, {self.problem.epilogue.kind} of a float32 product: {self.reason}")
         return lines
