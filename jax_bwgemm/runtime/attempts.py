@@ -309,9 +309,10 @@ def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
     best = min(found, key=lambda attempt: attempt.us, default=None)
     if best is None or CLEARLY * best.us >= whole.us:
         return None
+    sum_us = parts.sum_us(problem, best.parts, arch)
     reason = (
-        f"k in {best.parts} parts, which XLA adds up in {parts.sum_us(problem, best.parts, arch):.1f} us, is predicted to "
-        f"take {best.us:.1f} us, and one kernel {whole.us:.1f}"
+        f"k in {best.parts} parts, which XLA adds up in {sum_us:.1f} us, is predicted to take {best.us:.1f} us, and "
+        f"one kernel {whole.us:.1f}"
     )
     return dataclasses.replace(best, reason=reason)
 

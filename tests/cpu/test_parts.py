@@ -33,6 +33,7 @@ from jax_bwgemm.runtime.attempts import Asked, choose
 
 LONG = 1e9  # microseconds: no bound is in the way
 GRADIENT = Problem(1608, 80, 5656, a_major="m")  # of a narrow layer's weights
+SAID = "k in {} parts, which XLA adds up in {} us, is predicted to take .* us, and one kernel .*"
 DEEP = Problem(128, 128, 65536, b_major="k")
 NAMED = [
     (Problem(32, 1248, 6040, a_major="m"), (5, 10)),
@@ -141,9 +142,7 @@ def test_the_planner_takes_parts_where_they_are_clearly_faster(kernels: None) ->
     assert chosen.plan.in_parts and chosen.us == chosen.plan.chosen.cost.us + parts.sum_us(GRADIENT, 4, H200)
     whole = choose(Asked(GRADIENT, "h200", Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True)))
     assert attempts.CLEARLY * chosen.us < whole.us and whole.parts == 1
-    assert re.fullmatch(
-        r"k in 4 parts, which XLA adds up in 1.9 us, is predicted to take .* us, and one kernel .*", chosen.reason
-    )
+    assert re.fullmatch(SAID.format(4, "1.9"), chosen.reason)
     assert choose(Asked(DEEP, "h200")).parts == 32
 
 
@@ -245,10 +244,7 @@ def test_odd_rows_are_padded_part_by_part(kernels: None, eager: None, tmp_path: 
 def test_explain_and_stats_say_so(kernels: None) -> None:
     told = jax_bwgemm.explain(struct(128, 65536), struct(65536, 128), device="h200")
     assert told.parts == 32 and "_f32_" in told.variant
-    assert re.search(
-        r"\n  parts:  k in 32 parts, which XLA adds up in .* us, is predicted to take .* us, and one kernel .*",
-        str(told),
-    )
+    assert re.search(r"\n  parts:  " + SAID.format(32, ".*"), str(told))
     assert jax_bwgemm.explain(struct(512, 512), struct(512, 512), device="h200").parts == 1
     function = jax_bwgemm.explain(
         lambda x, g: jax_bwgemm.matmul(x.T, g), struct(5656, 1608), struct(5656, 80), device="h200"
