@@ -65,9 +65,7 @@ def test_tensor_maps_name_the_contiguous_dimension_first() -> None:
 
 def test_matrices_of_a_batch_may_lie_side_by_side() -> None:
     """Two of k 4096 in each of the 1000 rows of 16384 bytes: the kernel's coordinates stay (k, row, matrix)."""
-    call = ffi_cases.request()
-    call.rules["a"] = "bfloat16[m,l,k]%16"
-    call.buffers["a"] = ffi.Buffer.of("bfloat16", (1000, 2, 4096))
+    call = ffi_cases.side_by_side(ffi_cases.request())
     plan, before = call.plan(), ffi_cases.request().plan()
     a = call.use(plan, "a").map
     assert (list(a.dims), list(a.stride_bytes), list(a.box)) == ([4096, 1000, 2], [16384, 8192], [64, 128, 1])
