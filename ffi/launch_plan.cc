@@ -124,24 +124,31 @@ TileWalk PlanWalk(const LaunchRequest& request, const Sizes& sizes, const JbwLau
                                       geometry.stream_tiles, geometry.stream_clusters});
 }
 
-// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called.
-Status PlanTensorMap(const TensorMapRule& map, const std::string& role, const JbwBuffer& buffer,
+// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called; or of (rows, batch, contiguous),
+// whose matrices lie side by side. The kernel counts (contiguous, rows, batch) in either.
+Status PlanTensorMap(const TensorMapRule& map, const BufferRule& rule, const JbwBuffer& buffer,
                      JbwTensorMapSpec* spec) {
-  const auto rows = static_cast<uint64_t>(buffer.dims[1]), columns = static_cast<uint64_t>(buffer.dims[2]);
-  const uint64_t pitch_bytes = columns * static_cast<uint64_t>(map.element_bytes);
-  if (pitch_bytes % kAlignBytes) {
-    return InvalidArgument("TMA requires a row pitch that is a multiple of ", kAlignBytes, " bytes, got ", pitch_bytes,
-                           " bytes for `", role, "`: pad its last dimension");
+  const bool is_side_by_side = rule.dims[1].extent == Extent::kBatch;
+  const int batch_idx = is_side_by_side ? 1 : 0, rows_idx = 1 - batch_idx;
+  const auto batch = static_cast<uint64_t>(buffer.dims[batch_idx]), rows = static_cast<uint64_t>(buffer.dims[rows_idx]);
+  const auto columns = static_cast<uint64_t>(buffer.dims[2]);
+  const uint64_t row_bytes = columns * static_cast<uint64_t>(map.element_bytes);
+  if (row_bytes % kAlignBytes) {
+    return InvalidArgument("TMA requires a row pitch that is a multiple of ", kAlignBytes, " bytes, got ", row_bytes,
+                           " bytes for `", rule.role, "`: pad its last dimension");
   }
-  if (rows * pitch_bytes >= kMaxStrideBytes) {  // sizes below 2^31: the product fits 64 bits
-    return InvalidArgument("TMA requires a matrix of less than 2^40 bytes, got ", rows, " rows of ", pitch_bytes,
-                           " bytes for `", role, "`");
+  const uint64_t slow = is_side_by_side ? batch : rows;
+  if (slow * row_bytes >= kMaxStrideBytes) {  // sizes below 2^31: the product fits 64 bits
+    return InvalidArgument("TMA requires a matrix of less than 2^40 bytes, got ", slow, " rows of ", row_bytes,
+                           " bytes for `", rule.role, "`");
   }
+  const uint64_t pitch_bytes = is_side_by_side ? slow * row_bytes : row_bytes;
+  const uint64_t step_bytes = is_side_by_side ? row_bytes : slow * row_bytes;
   *spec = {map.data_type,
            map.swizzle_bytes,
            map.swizzle_atom_bytes,
-           {columns, rows, static_cast<uint64_t>(buffer.dims[0])},
-           {pitch_bytes, rows * pitch_bytes},
+           {columns, rows, batch},
+           {pitch_bytes, step_bytes},
            {static_cast<uint32_t>(map.box[0]), static_cast<uint32_t>(map.box[1]), static_cast<uint32_t>(map.box[2])}};
   return {};
 }
@@ -156,9 +163,9 @@ Status PlanBuffers(const LaunchRequest& request, const JbwBuffers& buffers, JbwL
     use->second_map_offset = request.leaves.OffsetOf(Source::kSecondMap, i);
     use->pointer_offset = request.leaves.OffsetOf(Source::kPointer, i);
     const TensorMapRule *map = request.rules.TensorMapOf(i), *second = request.rules.TensorMapOf(i, true);
-    if (use->map_offset >= 0) JBW_RETURN_IF_ERROR(PlanTensorMap(*map, rule.role, buffers.all[i], &use->map));
+    if (use->map_offset >= 0) JBW_RETURN_IF_ERROR(PlanTensorMap(*map, rule, buffers.all[i], &use->map));
     if (use->second_map_offset < 0) continue;
-    JBW_RETURN_IF_ERROR(PlanTensorMap(*second, rule.role, buffers.all[i], &use->second_map));
+    JBW_RETURN_IF_ERROR(PlanTensorMap(*second, rule, buffers.all[i], &use->second_map));
   }
   return {};
 }

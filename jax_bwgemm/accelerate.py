@@ -230,7 +230,8 @@ class _Rewriter:
         attempt = expected(
             Asked(known, settings.planned_device, None, settings.is_emulated, compiles, view.has_other, symbols=symbols)
         )
-        if attempt.is_fused and (attempt.entry is not None or attempt.is_missing):
+        gains = attempt.is_fused or attempt.parts > 1  # the pass that adds up parts has the epilogue
+        if gains and (attempt.entry is not None or attempt.is_missing):
             return problem
         return attempt.reason or "it is XLA's"
 

@@ -36,7 +36,7 @@ class Explanation:
     With a variant, `reason` says why only the product is its: alone, in float32, and the epilogue is XLA's.
     `emulate` is the target whose kernels run in the emulator, or "off". `repacks` says which operands are rewritten
     first, and by what. `is_compiled_first`: the kernel is not at hand, but its compiler is. `deterministic`: what was
-    asked of the bits.
+    asked of the bits. With several `parts` of k, plan and variant are of their batch, and XLA adds them up.
     """
 
     problem: Problem
@@ -47,6 +47,7 @@ class Explanation:
     repacks: tuple[str, ...] = ()
     is_compiled_first: bool = False
     deterministic: str = "run"
+    parts: int = 1
 
     def __str__(self) -> str:
         size = f"{self.problem.flops / 1e9:.4g} GFLOP, {self.problem.min_bytes / 1e6:.4g} MB"
@@ -73,7 +74,9 @@ class Explanation:
             where = "whose cubin is present"
         lines = [f"runs {self.variant}, {where}", *_choice_lines(self.plan)]
         lines += [f"  first: {repack}" for repack in self.repacks]
-        if self.reason:
+        if self.parts > 1:
+            lines.append(f"  parts:  {self.reason}")
+        elif self.reason:
             lines.append(f"  XLA:   the epilogue, {self.problem.epilogue.kind} of a float32 product: {self.reason}")
         return lines
 
@@ -236,7 +239,8 @@ def explain_problem(
         return Explanation(problem, plan, None, found.reason, emulate, deterministic=deterministic)
     repacks = _repacks(found.route, plan, device, emulate != "off")
     reason = None if found.is_fused else found.reason
-    return Explanation(problem, plan, plan.variant.name, reason, emulate, repacks, found.is_missing, deterministic)
+    how = emulate, repacks, found.is_missing, deterministic, found.parts
+    return Explanation(problem, plan, plan.variant.name, reason, *how)
 
 
 def _repacks(route: Route, plan: Plan, device: str | None, is_emulated: bool) -> tuple[str, ...]:

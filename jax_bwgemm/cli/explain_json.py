@@ -12,7 +12,8 @@ from jax_bwgemm.runtime.record import Product
 
 
 def of_product(explanation: Explanation) -> dict[str, Any]:
-    """`kernel` is None where XLA takes over, and `reason` then says why; with a kernel, why XLA has the epilogue."""
+    """`kernel` is None where XLA takes over, and `reason` then says why; with a kernel, why XLA has the epilogue, or
+    why it adds up parts of k."""
     plan = explanation.plan
     found: dict[str, Any] = {"problem": str(explanation.problem), "flops": explanation.problem.flops}
     found |= {"min_bytes": explanation.problem.min_bytes, "device": plan.arch.name if plan else None}
@@ -28,6 +29,7 @@ def of_product(explanation: Explanation) -> dict[str, Any]:
             "stream": dataclasses.asdict(plan.stream),
             "a_l2": plan.a_l2,
             "b_l2": plan.b_l2,
+            "parts": explanation.parts,
         }
     return found
 

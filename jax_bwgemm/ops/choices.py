@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def problem(self) -> Problem:
-        return seen_as(self.attempt.route.problem, self.view)
+        return seen_as(self.attempt.problem, self.view)
 
     @property
     def profiled_name(self) -> str:
@@ -62,7 +62,7 @@ class Choice:
     def is_like(self, other: Choice) -> bool:
         """Whether the same kernel has the same operands."""
         mine, others = self.attempt, other.attempt
-        routes = [(x.route.from_source, x.route.transposes, x.is_fused) for x in (mine, others)]
+        routes = [(x.route.from_source, x.route.transposes, x.is_fused, x.parts) for x in (mine, others)]
         return self.entry == other.entry and routes[0] == routes[1]
 
 
@@ -169,6 +169,8 @@ def note_kernels(choices: Sequence[Choice]) -> None:
     if choice.symbols:
         notes += [f"for {choice.symbols}", *(f"{other.entry.name} for {other.symbols}" for other in others)]
     reason = None if attempt.is_fused and view.fuses else attempt.reason or "its vectors are not the kernel's"
+    if attempt.parts > 1 and reason:  # what XLA has is the sum, and an epilogue with it
+        notes, reason = [*notes, reason], None
     problem, name = choice.problem, choice.entry.name
     own = str(problem), name, attempt.us, reason, tuple(notes), _where(), problem.flops, problem.min_bytes
     record.note(record.Product(*own))
@@ -177,7 +179,7 @@ def note_kernels(choices: Sequence[Choice]) -> None:
 def note_whole(likely: Attempt) -> None:
     assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
     notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
-    problem, name = likely.route.problem, likely.plan.variant.name
+    problem, name = likely.problem, likely.plan.variant.name
     own = str(problem), name, likely.us, None, notes, _where(), problem.flops, problem.min_bytes
     record.note(record.Product(*own))
 

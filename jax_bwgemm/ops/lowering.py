@@ -190,9 +190,10 @@ def _by_emulated_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any
 def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice: Choice, emit: Emit) -> Sequence[Any]:
     """`emit` makes the kernel's call, of operands in the kernel's order."""
     attempt, view = choice.attempt, choice.view
-    taker, outer = Taker(ctx, params["contraction"], params["epilogue"], view, choice.before), None
+    taker, outer = Taker(ctx, params["contraction"], params["epilogue"], view, choice.before, attempt.parts), None
     if not (view.fuses and attempt.is_fused):
-        inner, outer = unfused(params["epilogue"]) if view.fuses else (Epilogue(), params["epilogue"])
+        has_vectors = view.fuses and attempt.parts == 1
+        inner, outer = unfused(params["epilogue"]) if has_vectors else (Epilogue(), params["epilogue"])
         taker = dataclasses.replace(taker, ctx=_of_product(ctx, inner, outer), **_without(params, inner))
     results = _call(taker, operands, choice, params["settings"], emit)
     return results if outer is None else _finish(ctx, results, taker.ctx.avals_out, operands[2:], params, inner, outer)

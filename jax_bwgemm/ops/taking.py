@@ -7,6 +7,7 @@ Knows no device and no kernel: who calls hands over what emits a repack.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,13 +91,15 @@ def whole_sources(
 @dataclasses.dataclass(frozen=True)
 class Taker:
     """Emits what the kernel of `view` reads and what it makes: the operands of the `ctx`, which lie as `contraction`
-    says, and what they are transposes of."""
+    says, and what they are transposes of. With several `parts`, the kernel makes of each of these of k a float32
+    result."""
 
     ctx: Any
     contraction: Contraction
     epilogue: Epilogue
     view: View
     sources: Sources
+    parts: int = 1
 
     def take(
         self, route: Route, operands: Sequence[Any], repack: EmitRepack, takes_one: bool = False
@@ -116,10 +119,15 @@ class Taker:
 
     def result_aval(self, aval: Any) -> Any:
         """A result's, as the kernel makes it."""
+        if self.parts > 1:
+            return reshape_aval(aval, (self.parts, self.view.m, self.view.n)).update(dtype=jnp.dtype("float32"))
         return reshape_aval(aval, self._result_shape)
 
     def give(self, value: Any, aval: Any) -> Any:
         """A kernel's result as the product's, whose aval is given."""
+        if self.parts > 1:
+            whole = reshape_aval(aval, self._result_shape)
+            value = _emit(self.ctx, functools.partial(_added, dtype=aval.dtype), value, self.result_aval(aval), whole)
         out = "".join(mode for mode in self.contraction.out if mode in self.view.out)
         if out == self.view.out:
             return self._reshaped(value, aval)
@@ -156,8 +164,8 @@ class Taker:
         """The `i`-th factor as the kernel has them: every one but the first is read as the second is."""
         ctx, idx = self.ctx, 1 - i if self.view.flips else i
         value, aval, modes = operands[idx], ctx.avals_in[idx], self.contraction.operands[idx]
-        i = min(i, 1)
-        way = (self.view.rows, self.view.columns)[i][int(route.from_source[i])]
+        i, view = min(i, 1), self.view.in_parts(self.parts) if self.parts > 1 else self.view
+        way = (view.rows, view.columns)[i][int(route.from_source[i])]
         if way.moves:
             value, given = self._as(value, aval, modes, way.order, way.shape)
         else:
@@ -194,6 +202,12 @@ class Taker:
         flat = (math.prod(final.shape),)
         own = reshape_aval(final, flat if len(final.shape) != 1 else (1, *flat))
         return _emit(self.ctx, lambda x: lax.reshape(x, final.shape), value, own, final)
+
+
+def _added(parts: jax.Array, dtype: Any) -> jax.Array:
+    """One after the other, in their order, which no `reduce` promises."""
+    one_by_one = (lax.slice_in_dim(parts, i, i + 1) for i in range(parts.shape[0]))
+    return lax.convert_element_type(functools.reduce(lax.add, one_by_one), dtype)
 
 
 def _flipped(aval: Any) -> Any:

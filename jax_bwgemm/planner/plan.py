@@ -72,8 +72,9 @@ class Plan:
     side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
     `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct tile's launch
     has room for; 0: all that its kernel has. With `pdl` the kernel may start before the one before it ends
-    (programmatic dependent launch). `candidates` are in the planner's order of preference. `record` holds the measured
-    times that the choice follows, if it does.
+    (programmatic dependent launch). `in_parts`: the batch are parts of one sum (`parts`), which lie side by side in the
+    rows of k-major operands. `candidates` are in the planner's order of preference. `record` holds the measured times
+    that the choice follows, if it does.
     """
 
     problem: Problem
@@ -90,6 +91,7 @@ class Plan:
     pdl: bool = False
     stream: Stream = NO_STREAM
     stages: int = 0
+    in_parts: bool = False
     record: Record | None = None
 
     @property
@@ -200,6 +202,7 @@ def plan(
     batch_invariant: bool = False,
     symbols: Symbols | None = None,
     is_calibrated: bool = True,
+    in_parts: bool = False,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
@@ -222,6 +225,8 @@ def plan(
       symbols: what the sizes of the problem stand for, if they do: a tile must compute all of these, and is judged by
         the one of `symbols.samples` at which it loses most.
       is_calibrated: False for the cost model alone, as for whoever fits it.
+      in_parts: the batch are parts of one sum, as `Plan` has it. A kernel that is missing is not priced: this is one of
+        several looks at a product, and none that a kernel would be compiled for.
     """
     given = None if tile is None else Candidate(tile, problem)
     if given and (reason := _why_not(given, arch, batch_invariant, symbols)):
@@ -231,7 +236,7 @@ def plan(
     elif among is None:
         among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
-    found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
+    found = [_judge(candidate, arch, missing, times, batch_invariant, symbols, in_parts) for candidate in among]
     known = calibration.of(arch) if is_calibrated and not symbols else None
     found = _over_range(found, arch, symbols) if symbols else _corrected(found, arch, known)
     judged = tuple(sorted(found, key=_preference))
@@ -265,6 +270,7 @@ def plan(
         pdl=pdl,
         stream=stream,
         stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,
+        in_parts=in_parts,
         record=source,
     )
 
@@ -283,6 +289,13 @@ def why_not_invariant(candidate: Candidate) -> str | None:
     return None
 
 
+def why_not_in_parts(candidate: Candidate) -> str | None:
+    """One sentence if it cannot read parts that lie side by side in rows."""
+    if candidate.tile.direct and "k" in (candidate.problem.a_major, candidate.problem.b_major):
+        return "its threads find a k-major row from k alone, and these rows have other parts between"
+    return None
+
+
 def _judge(
     candidate: Candidate,
     arch: Arch,
@@ -290,12 +303,16 @@ def _judge(
     times: Mapping[tuple[str, bool], float],
     batch_invariant: bool,
     symbols: Symbols | None,
+    in_parts: bool,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    if reason := _why_not(candidate, arch, batch_invariant, symbols):
+    reason = _why_not(candidate, arch, batch_invariant, symbols)
+    if reason := reason or (why_not_in_parts(candidate) if in_parts else None):
         return dataclasses.replace(candidate, reason=reason)
     variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
     reason, us = missing(variant), times.get((str(tile), candidate.swapped))
+    if in_parts and reason:
+        return dataclasses.replace(candidate, reason=reason)
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
 
 

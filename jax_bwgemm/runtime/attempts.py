@@ -2,6 +2,7 @@
 
     fused    one kernel, epilogue and all
     alone    the kernel of the product alone, which keeps float32; XLA computes the epilogue and rounds once, as ever
+    parts    in the place of one of these: a kernel of k in parts, which keeps float32; XLA adds them up, and as before
     XLA      its own dot_general: where there is no kernel, or none that is predicted to be as fast
 
 A rung's kernel has the operands by one of the `routes`, and a price. What was found is kept for as long as the
@@ -24,7 +25,7 @@ from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.symbols import Symbols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.planner import measured, short
+from jax_bwgemm.planner import measured, parts, short
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, is_small, plan
 from jax_bwgemm.planner.routes import HasRepack, Pair, Route, routes
@@ -63,8 +64,9 @@ class Attempt:
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
     `reason` says why; of a gated product that `is_composed`, both its products are then chosen alone. With one,
-    `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. `us` is the price: of the kernel and of all
-    passes over device memory that go with it.
+    `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the
+    route and the plan are of, XLA has the sum, too. `us` is the price: of the kernel and of all passes over device
+    memory that go with it.
     """
 
     route: Route
@@ -73,8 +75,14 @@ class Attempt:
     is_fused: bool = True
     is_missing: bool = False
     is_composed: bool = False
+    parts: int = 1
     us: float = 0.0
     reason: str | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """What the kernel computes, or parts of which it computes."""
+        return self.route.problem if self.parts == 1 else parts.whole(self.route.problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,10 +288,44 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     if fused.ready:
         is_slower = any(attempt.entry and CLEARLY * attempt.us < fused.ready.us for attempt in finished)
         kernels = finished if is_slower and not asked.batch_invariant else [fused.ready]
+    if kernels and (in_parts := _in_parts(asked, arch, kernels[0])):
+        kernels = [in_parts]
     xlas = dataclasses.replace(first, entry=None)
     if kernels and (reason := _why_xla(asked, kernels[0], first)):
         kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
+
+
+def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
+    """The best kernel of k in parts, if it and the pass that adds them are predicted to be clearly faster than the
+    kernel of the `whole`, which is at hand. What was measured of that one gives way to no prediction."""
+    is_fixed = asked.tile or asked.batch_invariant or asked.symbols
+    if is_fixed or whole.entry is None or whole.plan is None or whole.plan.record:
+        return None
+    lying = whole.route.problem
+    problem = dataclasses.replace(asked.problem, a_major=lying.a_major, b_major=lying.b_major)
+    counts = parts.counts(problem, arch, whole.us / CLEARLY)
+    found = filter(None, (_of_parts(asked, arch, whole.route, problem, count) for count in counts))
+    best = min(found, key=lambda attempt: attempt.us, default=None)
+    if best is None or CLEARLY * best.us >= whole.us:
+        return None
+    sum_us = parts.sum_us(problem, best.parts, arch)
+    reason = (
+        f"k in {best.parts} parts, which XLA adds up in {sum_us:.1f} us, is predicted to take {best.us:.1f} us, and "
+        f"one kernel {whole.us:.1f}"
+    )
+    return dataclasses.replace(best, reason=reason)
+
+
+def _of_parts(asked: Asked, arch: Arch, route: Route, problem: Problem, count: int) -> Attempt | None:
+    """By the route of the whole, which has no other passes before it."""
+    divided = parts.divided(problem, count)
+    decision = decide(divided, asked.device, None, asked.is_emulated, in_parts=True)
+    if decision.entry is None:
+        return None
+    own = dataclasses.replace(route, problem=divided).to(decision.entry.variant.tile)
+    priced = _priced(Attempt(own, decision.plan, decision.entry, is_fused=False, parts=count), arch)
+    return dataclasses.replace(priced, us=priced.us + parts.sum_us(problem, count, arch))
 
 
 def _of_gated(asked: Asked, arch: Arch, fused: _Rung) -> Ladder:
@@ -338,7 +380,7 @@ def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
         return None
     if DTYPE_BYTES[asked.problem.a_dtype] == 1:
         return None
-    problem = kernel.route.problem
+    problem = kernel.problem
     if first.plan and (reason := short.why_xla(problem, kernel.us, first.plan.arch)):
         return reason
     least = _least_us(first.plan)

@@ -35,10 +35,12 @@ def decide(
     is_emulated: bool = False,
     batch_invariant: bool = False,
     symbols: Symbols | None = None,
+    in_parts: bool = False,
 ) -> Decision:
     """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
 
-    ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant` and `symbols`.
+    `in_parts` as `plan` takes it: then nothing that was measured counts, for it was of other operands. ValueError if
+    `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant` and `symbols`.
     """
     arch = target_arch(device)
     if isinstance(arch, str):
@@ -46,8 +48,10 @@ def decide(
     if reason := why_not_asked(problem, symbols):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    known = None if symbols else measurements(problem, arch)
-    chosen = plan(problem, arch, tile, missing, record=known, batch_invariant=batch_invariant, symbols=symbols)
+    known = None if symbols or in_parts else measurements(problem, arch)
+    chosen = plan(
+        problem, arch, tile, missing, record=known, batch_invariant=batch_invariant, symbols=symbols, in_parts=in_parts
+    )
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)

@@ -97,6 +97,14 @@ def walk(call: Call, names: Iterable[str]) -> Call:
     return call
 
 
+def side_by_side(call: Call) -> Call:
+    """Its a, of (l, m, k), is given as (m, l, k): the same sizes, other strides."""
+    batch, rows, k = call.a.dims
+    call.rules["a"] = call.rules["a"].replace("[l?,m,k+]", "[m,l,k]")
+    call.a.dims[:] = rows, batch, k
+    return call
+
+
 def source(kind: str, roles: list[str]) -> str:
     if kind.startswith("tma_"):
         return f"tma:{roles.index(ROLES[kind])}"

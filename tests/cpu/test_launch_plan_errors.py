@@ -193,6 +193,19 @@ def test_errors_of_sizes(request_: dict, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (dict(k=4100), "multiple of 16 bytes, got 8200 bytes for `a`"),
+        (dict(m=8, n=8, k=2**20, batch=2**20), "less than 2^40 bytes, got 1048576 rows of 2097152 bytes for `a`"),
+    ],
+)
+def test_errors_of_matrices_side_by_side(request_: dict, sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        ffi_cases.side_by_side(ffi_cases.request(**request_)).plan()
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("sizes", "change", "sentence"),
     [
         (dict(m=1001), _dims("a", 2, 1008), "m of `a` and of the result requires 1001, got 1008"),

@@ -66,6 +66,22 @@ def test_views(text: str, sizes: str, want: tuple[Any, ...]) -> None:
     assert problem.a_dtype == ("float32" if found.flips else "float16")
 
 
+@pytest.mark.parametrize(
+    ("text", "rows", "columns"),
+    [
+        ("mk,kn->mn", (6, 2, 4), (2, 4, 5)),
+        ("km,nk->mn", (2, 4, 6), (5, 2, 4)),
+        ("skm,skn->mn", (2, 12, 6), (2, 12, 5)),
+    ],
+)
+def test_parts_of_k_are_a_batch(text: str, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
+    """In front of k where it comes first, else between the rows and what is left of k."""
+    found = viewed(text, sized("s3 m6 k8 n5")).in_parts(2)
+    assert (found.batch, found.m, found.n, found.k) == (2, 6, 5, rows[1] if rows[0] == 2 else rows[2])
+    assert (found.rows[0].shape, found.columns[0].shape) == (rows, columns)
+    assert not found.moves
+
+
 def test_what_lies_before_a_transpose_is_another_way() -> None:
     """Under the other major; and the only one where what was given is no view."""
     found = viewed("mk,kn->mn", sized("m4 k5 n6"), (None, "nk"))
