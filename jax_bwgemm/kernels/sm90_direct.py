@@ -7,7 +7,8 @@ over: with few columns, a product is one pass over the larger one, and one that 
 Timetable of a CTA (W warpgroups, 1 or 2, each with 64 rows of the tile; all threads do the same):
 
     wait       griddepcontrol.wait, before global memory is touched
-    fill       the first STAGES - 2 k tiles: cp.async, a group of each thread for each k tile (`direct_load`)
+    fill       the first STAGES - 2 k tiles: cp.async, a group of each thread for each k tile (`direct_load`); of a
+               short sum whose lines share sectors by way of the L1 cache
     release    griddepcontrol.launch_dependents; what the epilogue reads is loaded
     for each k tile
         its group has come: cp.async.wait_group of the thread's own; lines that start anywhere are realigned
@@ -15,7 +16,7 @@ Timetable of a CTA (W warpgroups, 1 or 2, each with 64 rows of the tile; all thr
         the wgmmas of the k tile before the last are done: wgmma.wait_group 1
         barrier 0 of all threads: everybody's part of the k tile has come, and nobody reads the stage of the k tile
             before the last
-        wgmmas of the k tile, a group
+        wgmmas of the k tile but for steps beyond a short k, a group
         fill of the k tile that is STAGES - 2 later, into that stage
     store      epilogue, rounding and store (`FragmentOutlet`); where CTAs divide k, each leaves its sums in its stages,
                and adds up and stores its boxes of all (`split_k`)
