@@ -21,7 +21,7 @@ LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS
 EXPECTED = {
     "EVEN_KIND": (0.12, 0.40),
     "TORN_KIND": (0.14, 0.45),
-    "LONGER_KIND": (0.17, 0.52),
+    "LONGER_KIND": (0.17, 0.56),
     "SHORT_KIND": (0.19, 0.48),
     "UNEVEN_KIND": (0.19, 0.65),
     "THIN_KIND": (0.12, 0.30),
