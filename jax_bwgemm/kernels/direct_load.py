@@ -120,7 +120,7 @@ class Loader:
         k_idx: Int32,
         stage: Int32,
         is_aligned: cutlass.Constexpr[bool],
-        is_cached: cutlass.Constexpr[bool] = False,
+        is_cached: cutlass.Constexpr[bool],
     ) -> None:
         """Sends a k tile on its way into a stage. `is_aligned`: lines are known to start on chunks; `is_cached`: these
         come by way of the L1 cache."""

@@ -46,7 +46,7 @@ from jax_bwgemm.kernels.sm90_fragments import slab_rows_of
 from jax_bwgemm.kernels.sm90_store import SplitStore, Sums, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma, wait_for_sums
 from jax_bwgemm.kernels.split_k import KSplit
-from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, column_buffer, has_column_buffers, row_outlet
+from jax_bwgemm.kernels.thread_outlets import FragmentOutlet, fragment_outlet
 from jax_bwgemm.kernels.walk import part_of
 
 CACHED_TERMS = 128  # of a sum: up to so many, operands whose lines share sectors come by way of the L1 cache
@@ -138,7 +138,8 @@ class Sm90Direct:
         slabs = cutlass.const_expr(facts.tile.cta_m // facts.boxes.rows)
         at = m_idx * slabs + group.idx, n_idx * deal.boxes_n, l_idx
         sums_bytes = cutlass.const_expr(exchange_bytes(facts.tile))
-        outlets = tuple(self.outlet(group, stages + sums_bytes, out, sizes) for out in params.maps.c)
+        buffers = stages + sums_bytes  # in the stages, which no wgmma reads any more when sums are stored
+        outlets = tuple(fragment_outlet(facts.boxes, group, buffers, out, sizes) for out in params.maps.c)
         operands, store = self.wgmma.operands(sA, sB, group), None
         if cutlass.const_expr(split > 1):
             own = cute.recast_ptr(stages, swizzle_=None, dtype=facts.acc_dtype)
@@ -169,9 +170,9 @@ class Sm90Direct:
         facts, ahead = self.facts, cutlass.const_expr(self.facts.stages - IN_FLIGHT)
         first, k_tiles = part.k_first, part.k_count
         if (k <= CACHED_TERMS) & (loaders[0].is_torn | loaders[1].is_torn):
-            self.fill_cached(loaders, part, is_aligned)
+            self.fill_first(loaders, part, is_aligned, True)
         else:
-            self.fill_first(loaders, part, is_aligned)
+            self.fill_first(loaders, part, is_aligned, False)
         cute.arch.griddepcontrol_launch_dependents()
         loaded = sums.begin(at) if cutlass.const_expr(store is None) else ()
         acc, mma = self.wgmma.accumulator(), self.wgmma.of_tile()
@@ -189,12 +190,12 @@ class Sm90Direct:
             self.multiply(mma, acc, operands, stage, k)
             warpgroup.commit_group()
             if k_idx + ahead < k_tiles:
-                self.fill(loaders, first + k_idx + ahead, free, is_aligned)
+                self.fill(loaders, first + k_idx + ahead, free, is_aligned, False)
             cute.arch.cp_async_commit_group()
             stage = cutlass.select_(stage == facts.stages - 1, Int32(0), stage + 1)
             free = cutlass.select_(free == facts.stages - 1, Int32(0), free + 1)
         wait_for_sums(acc)
-        if cutlass.const_expr(store is not None or facts.boxes.by_rows or has_column_buffers(facts.boxes)):
+        if cutlass.const_expr(store is not None or outlets[0].has_buffers):
             cute.arch.sync_threads()  # no wgmma reads the stages any more
         if cutlass.const_expr(store is None):
             store_sums(sums, outlets, acc, at, loaded)
@@ -203,25 +204,25 @@ class Sm90Direct:
             store.store(acc, at, Int32(0), part)
 
     @cute.jit
-    def fill_first(self, loaders: tuple[Loader, Loader], part: Part, is_aligned: cutlass.Constexpr[bool]) -> None:
-        """The k tiles whose stages nobody has read yet."""
-        for k_idx in cutlass.range(self.facts.stages - IN_FLIGHT, unroll=1):
-            if k_idx < part.k_count:
-                self.fill(loaders, part.k_first + k_idx, k_idx, is_aligned)
+    def fill_first(
+        self,
+        loaders: tuple[Loader, Loader],
+        part: Part,
+        is_aligned: cutlass.Constexpr[bool],
+        is_cached: cutlass.Constexpr[bool],
+    ) -> None:
+        """The k tiles whose stages nobody has read yet, and a group for each, also for those that are not there."""
+        ahead = cutlass.const_expr(self.facts.stages - IN_FLIGHT)
+        count = cutlass.min(part.k_count, ahead)
+        for k_idx in cutlass.range(count, unroll=1):
+            self.fill(loaders, part.k_first + k_idx, k_idx, is_aligned, is_cached)
             cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def fill_cached(self, loaders: tuple[Loader, Loader], part: Part, is_aligned: cutlass.Constexpr[bool]) -> None:
-        """The same of so few terms, by way of the L1 cache; no loop, for whose addresses registers are lacking."""
-        k_tile = cutlass.const_expr(self.facts.tile.k_tile)
-        for k_idx in cutlass.range_constexpr(self.facts.stages - IN_FLIGHT):
-            if cutlass.const_expr(k_idx * k_tile < CACHED_TERMS):  # noqa: SIM102
-                if k_idx < part.k_count:
-                    self.fill(loaders, part.k_first + k_idx, Int32(k_idx), is_aligned, True)
-            cute.arch.cp_async_commit_group()
+        for k_idx in cutlass.range_constexpr(ahead):
+            if k_idx >= count:
+                cute.arch.cp_async_commit_group()
 
     def fill(
-        self, loaders: tuple[Loader, Loader], k_idx: Int32, stage: Int32, is_aligned: bool, is_cached: bool = False
+        self, loaders: tuple[Loader, Loader], k_idx: Int32, stage: Int32, is_aligned: bool, is_cached: bool
     ) -> None:
         for loader in loaders:
             loader.fill(k_idx, stage, is_aligned, is_cached)
@@ -242,14 +243,6 @@ class Sm90Direct:
         to_next = self.a_lines.stage_bytes * 8 // dtype.width
         outer = cute.append(of_one, cute.make_layout(self.facts.stages, stride=to_next))
         return cute.make_tensor(cute.recast_ptr(first, swizzle_=layout.inner, dtype=dtype), outer)
-
-    def outlet(self, group: Any, stages: cute.Pointer, out: cute.Pointer, sizes: Sizes) -> FragmentOutlet:
-        """Rows go through the stages, which no wgmma reads any more when sums are stored."""
-        boxes, buffer = self.facts.boxes, None
-        rows = row_outlet(boxes, group, stages, out, sizes, True) if boxes.by_rows else None
-        if has_column_buffers(boxes):
-            buffer = column_buffer(boxes, group, stages)
-        return FragmentOutlet(boxes, group, out, sizes, rows, buffer)
 
     def begins_on_chunks(self, sizes: Sizes) -> Any:
         """Whether all lines of both operands begin on 16 bytes."""

@@ -83,23 +83,26 @@ def row_outlet(
     boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes, may_be_whole: bool
 ) -> RowOutlet:
     """`smem`: all groups' buffers, of which each warp takes a part."""
+    return RowOutlet(boxes, group, _own_buffer(group, smem, boxes.segments.bytes), out, sizes, may_be_whole)
+
+
+def _own_buffer(group: StoreGroup, smem: cute.Pointer, num_bytes: int) -> cute.Pointer:
+    """A warp's of all groups' buffers."""
     warps = group.threads // row_store.WARP_LANES
     warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
     buffers = cute.recast_ptr(smem, swizzle_=None, dtype=cutlass.Uint8)
-    return RowOutlet(boxes, group, buffers + warp_idx * boxes.segments.bytes, out, sizes, may_be_whole)
+    return buffers + warp_idx * num_bytes
 
 
-def has_column_buffers(boxes: Boxes) -> bool:
-    """Whether columns may leave by `column_store`."""
-    return boxes.c_major == "m" and boxes.segments.elem_bytes == column_store.ELEM_BYTES
-
-
-def column_buffer(boxes: Boxes, group: StoreGroup, smem: cute.Pointer) -> cute.Pointer:
-    """A warp's part of all groups' buffers at `smem`."""
-    warps = group.threads // row_store.WARP_LANES
-    warp_idx = group.idx * warps + cute.arch.make_warp_uniform(group.tidx // row_store.WARP_LANES)
-    buffers = cute.recast_ptr(smem, swizzle_=None, dtype=cutlass.Uint8)
-    return buffers + warp_idx * column_store.buffer_bytes(boxes.cols)
+def fragment_outlet(
+    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes
+) -> FragmentOutlet:
+    """`smem`: all groups' buffers, if rows or columns go through any."""
+    if boxes.by_rows:
+        return FragmentOutlet(boxes, group, out, sizes, row_outlet(boxes, group, smem, out, sizes, True), None)
+    is_turned = boxes.segments.elem_bytes == column_store.ELEM_BYTES
+    buffer = _own_buffer(group, smem, column_store.buffer_bytes(boxes.cols)) if is_turned else None
+    return FragmentOutlet(boxes, group, out, sizes, None, buffer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +155,7 @@ class FragmentOutlet:
     else out of registers as they are: eight lanes store 16 or 32 contiguous bytes. Rows leave by `rows`, for that, four
     lanes store a few bytes of eight rows each at a time; but not the shortest ones, as long as they begin with a pair
     of columns: the way through shared memory takes longer. `rows`: a `RowOutlet`, of an n-major result; `buffer`: a
-    warp's own, of an m-major one."""
+    warp's own for columns, of an m-major one of 2-byte elements."""
 
     boxes: Boxes
     group: StoreGroup
@@ -164,6 +167,11 @@ class FragmentOutlet:
     @property
     def fragment(self) -> int:
         return self.boxes.rows * self.boxes.cols // self.group.threads
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether results go through shared memory."""
+        return self.rows is not None or self.buffer is not None
 
     @property
     def may_store_pairs(self) -> bool:
@@ -182,15 +190,11 @@ class FragmentOutlet:
         boxes, lane = self.boxes, self.group.tidx % row_store.WARP_LANES
         warp_row = at[0] * boxes.rows + self.group.tidx // row_store.WARP_LANES * row_store.FRAGMENT_ROWS
         row, col = warp_row + lane // 4, at[1] * boxes.cols + lane % 4 * 2
-        if cutlass.const_expr(self.rows is None and self.buffer is None):
-            self.store_columns(rounded, row, col, at[2])
-        elif cutlass.const_expr(self.rows is None):
-            if columns_begin_on(row_store.CHUNK_BYTES, self.out, self.sizes, self.elem_bytes):
-                first = at[1] * boxes.cols
-                start = self.place(warp_row, first, at[2])
-                left = cutlass.max(self.sizes.m - warp_row, 0)
-                columns = row_store.Rows(start, self.sizes.m, self.sizes.n - first, left)
-                column_store.store_whole_columns(rounded, self.buffer, columns, boxes.cols)
+        if cutlass.const_expr(self.rows is None):
+            if cutlass.const_expr(self.buffer is None):
+                self.store_columns(rounded, row, col, at[2])
+            elif columns_begin_on(row_store.CHUNK_BYTES, self.out, self.sizes, self.elem_bytes):
+                self.turn_columns(rounded, warp_row, at[1] * boxes.cols, at[2])
             else:
                 self.store_columns(rounded, row, col, at[2])
         elif cutlass.const_expr(not self.may_store_pairs):  # noqa: SIM114 (a compile-time condition stands alone)
@@ -211,6 +215,13 @@ class FragmentOutlet:
                     if col + 8 * i < self.sizes.n:
                         target = row_store.at_address(start + 8 * i * self.elem_bytes, pairs.element_type)
                         target[0] = pairs[2 * i + half]
+
+    @cute.jit
+    def turn_columns(self, rounded: cute.Tensor, warp_row: Any, first_col: Any, l_idx: Any) -> None:
+        """An m-major result whose columns begin on 16 bytes."""
+        start, num_rows = self.place(warp_row, first_col, l_idx), cutlass.max(self.sizes.m - warp_row, 0)
+        columns = row_store.Rows(start, self.sizes.m, self.sizes.n - first_col, num_rows)
+        column_store.store_whole_columns(rounded, self.buffer, columns, self.boxes.cols)
 
     @cute.jit
     def store_columns(self, rounded: cute.Tensor, row: Any, col: Any, l_idx: Any) -> None:
