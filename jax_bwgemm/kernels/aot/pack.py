@@ -26,6 +26,8 @@ from jax_bwgemm.runtime.artifacts import (
     write_manifest,
 )
 
+INSTRUCTION_BYTES = 16  # in a cubin, since Volta
+
 
 def pack(source: Path, out: Path) -> dict[str, int]:
     """Packs all that the manifest of `source` lists, {target: its kernels}, and removes the packs of other targets.
@@ -36,8 +38,8 @@ def pack(source: Path, out: Path) -> dict[str, int]:
     if wrong := verify(source):
         raise ValueError(f"packs require kernels as they were built: {wrong[0]}")
     by_target: dict[str, list[Entry | RepackEntry]] = {target: [] for target in TARGETS}
-    for name in sorted(manifest.kernels):
-        by_target[target_of(name)].append(manifest.kernels[name])
+    for entry in sorted(manifest.kernels.values(), key=_alike):
+        by_target[target_of(entry.name)].append(entry)
     out.mkdir(parents=True, exist_ok=True)
     for target, entries in by_target.items():
         if _is_packed(out, target, entries):
@@ -45,11 +47,16 @@ def pack(source: Path, out: Path) -> dict[str, int]:
         if entries:
             for suffix, name in PACKS.items():
                 parts = {entry.name: _content(source, entry.name, suffix) for entry in entries}
-                packs.write(out, name.format(target), parts)
+                packs.write(out, name.format(target), parts, INSTRUCTION_BYTES if suffix == CUBIN else 1)
             write_manifest(out, entries, manifest.cutlass_dsl, PACKED_MANIFEST.format(target))
         else:
             _remove(out, target)
     return {target: len(entries) for target, entries in by_target.items() if entries}
+
+
+def _alike(entry: Entry | RepackEntry) -> tuple[str, str]:
+    """Kernels of one tile have most code in common."""
+    return str(entry.variant.tile) if isinstance(entry, Entry) else "", entry.name
 
 
 def _is_packed(out: Path, target: str, entries: list[Entry | RepackEntry]) -> bool:
