@@ -28,7 +28,7 @@ def counts(problem: Problem, arch: Arch, us: float) -> tuple[int, ...]:
     which tiles of a usual size come nearest to one for each SM, if they can gain at all. None where predictions are not
     corrected by what was measured, for two of them are compared; and of what is not one plain sum of 2-byte operands.
     """
-    if _why_not(problem) or calibration.of(arch) is None:
+    if not _is_plain(problem) or calibration.of(arch) is None:
         return ()
     tiles = [math.ceil(problem.m / rows) * math.ceil(problem.n / columns) for rows, columns in SPANS]
     most = min(MOST, problem.k // LEAST_TERMS, arch.num_sms // min(tiles))
@@ -56,14 +56,13 @@ def sum_us(problem: Problem, count: int, arch: Arch) -> float:
     return pass_us(_bytes(problem, count) + planes * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype], arch)
 
 
-def _why_not(problem: Problem) -> bool:
-    """Whether it is something else than one plain product, what follows which XLA can compute beside the sum of
-    parts."""
+def _is_plain(problem: Problem) -> bool:
+    """Whether it is one sum of 2-byte operands, what follows which XLA can compute beside the sum of parts."""
     epilogue = problem.epilogue
     is_batch = (problem.batch, problem.a_batch, problem.b_batch) != (1, 1, 1)
     has_more = bool(epilogue.seconds or epilogue.reductions or epilogue.is_gated)
     is_other = problem.promoted or problem.symmetric or problem.out_dtype not in ("bfloat16", "float16", "float32")
-    return is_batch or has_more or is_other or DTYPE_BYTES[problem.a_dtype] != 2 or problem.is_empty
+    return not (is_batch or has_more or is_other or problem.is_empty) and DTYPE_BYTES[problem.a_dtype] == 2
 
 
 def _is_readable(parts: Problem) -> bool:

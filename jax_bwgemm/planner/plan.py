@@ -306,8 +306,7 @@ def _judge(
     in_parts: bool,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    reason = _why_not(candidate, arch, batch_invariant, symbols)
-    if reason := reason or (why_not_in_parts(candidate) if in_parts else None):
+    if reason := _why_not(candidate, arch, batch_invariant, symbols) or (in_parts and why_not_in_parts(candidate)):
         return dataclasses.replace(candidate, reason=reason)
     variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
     reason, us = missing(variant), times.get((str(tile), candidate.swapped))
