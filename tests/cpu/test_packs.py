@@ -176,7 +176,7 @@ def repacked(packed: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda fields, part: part.__setitem__(1, part[1] + 1), "requires sha256"),
+        (lambda fields, part: part.__setitem__(1, part[1] - 1), "requires sha256"),
         (lambda fields, part: part.__setitem__(2, part[2] - 1), "requires sha256"),
         (lambda fields, part: part.__setitem__(1, -1), "requires the index of a pack of format 1, got ValueError"),
         (lambda fields, part: part.__setitem__(2, 10**9), "parts that end behind its"),
