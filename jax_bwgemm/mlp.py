@@ -41,6 +41,7 @@ def mlp(
     bias_out: Any = None,
     residual: Any = None,
     precision: Any = None,
+    out_sharding: Any = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
@@ -56,7 +57,7 @@ def mlp(
       activation: one that `matmul` has.
       bias_in, bias_out: arrays of shape (f,) and (n,).
       residual: array of the result's shape.
-      precision, on_fallback, device, emulate: as `matmul`'s.
+      precision, out_sharding, on_fallback, device, emulate: as `matmul`'s.
 
     Returns:
       An array of shape (..., n), of x's dtype.
@@ -71,8 +72,9 @@ def mlp(
       (4, 128, 64)
     """
     biases = () if bias_in is None else (bias_in,)
+    how = {"precision": precision, "out_sharding": out_sharding}
     settings = resolve(on_fallback, device, emulate)
-    return _block("mlp", x, (("w_in", w_in),), biases, w_out, bias_out, residual, activation, precision, settings)
+    return _block("mlp", x, (("w_in", w_in),), biases, w_out, bias_out, residual, activation, how, settings)
 
 
 def gated_mlp(
@@ -87,6 +89,7 @@ def gated_mlp(
     bias_down: Any = None,
     residual: Any = None,
     precision: Any = None,
+    out_sharding: Any = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
@@ -104,7 +107,7 @@ def gated_mlp(
       bias_gate, bias_up: arrays of shape (f,), both or none.
       bias_down: array of shape (n,).
       residual: array of the result's shape.
-      precision, on_fallback, device, emulate: as `matmul`'s.
+      precision, out_sharding, on_fallback, device, emulate: as `matmul`'s.
 
     Returns:
       An array of shape (..., n), of x's dtype.
@@ -121,9 +124,10 @@ def gated_mlp(
     """
     gate, up = as_array("w_gate", w_gate), as_array("w_up", w_up)
     biases = check_pair(gate, up, bias_gate, bias_up)
+    how = {"precision": precision, "out_sharding": out_sharding}
     settings = resolve(on_fallback, device, emulate)
     weights = ("w_gate", gate), ("w_up", up)
-    return _block("gated_mlp", x, weights, biases, w_down, bias_down, residual, activation, precision, settings)
+    return _block("gated_mlp", x, weights, biases, w_down, bias_down, residual, activation, how, settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +142,7 @@ class _Block:
     has_bias: bool
     after: Epilogue
     precision: Any
+    out_sharding: Any
     settings: Config
 
     def first(self, operands: Sequence[Array], epilogue: Epilogue) -> tuple[Array, ...]:
@@ -151,7 +156,8 @@ class _Block:
     def last(self, h: Array, operands: Sequence[Array]) -> Array:
         *_, w_out, extras = self._split(operands)
         contraction, _ = contraction_of(h.shape, w_out.shape, self.after)
-        return fused_product(h, w_out, extras, contraction=contraction, epilogue=self.after, **self._params(h.dtype))[0]
+        params = self._last_params(h.dtype) | {"contraction": contraction, "epilogue": self.after}
+        return fused_product(h, w_out, extras, **params)[0]
 
     def forward(self, operands: Sequence[Array]) -> tuple[Array, list[Array]]:
         """With what is saved."""
@@ -168,7 +174,7 @@ class _Block:
             if dot is not None:
                 h_dots.append(finish((dot.astype(jnp.float32),), self.pullback, read, jnp.float32)[i])
         h_dot = functools.reduce(jnp.add, h_dots).astype(h.dtype) if h_dots else None
-        out = _tangent((h, w_out), (h_dot, w_out_dot), extra_dots, params)
+        out = _tangent((h, w_out), (h_dot, w_out_dot), extra_dots, self._last_params(x.dtype))
         assert out is not None  # there is a tangent, or there is no call
         return out
 
@@ -213,10 +219,13 @@ class _Block:
         how = {"precision": self.precision, "settings": self.settings}
         return {"out_dtype": dtype, "tile": None, "out_sharding": None} | how
 
+    def _last_params(self, dtype: Any) -> dict[str, Any]:
+        return self._params(dtype) | {"out_sharding": self.out_sharding}
+
 
 def _block(
     name: str, x: Any, weights: Sequence[tuple[str, Any]], biases: Sequence[Any], w_out: Any, bias_out: Any,
-    residual: Any, activation: str, precision: Any, settings: Config,
+    residual: Any, activation: str, how: dict[str, Any], settings: Config,
 ) -> Array:  # fmt: skip
     x, w_out = of_one_dtype(as_array("x", x), as_array("w_out", w_out))
     ws = [of_one_dtype(x, as_array(role, w))[1] for role, w in weights]
@@ -228,12 +237,12 @@ def _block(
             raise ValueError(f"`{name}` requires an array of rank 1 or more and matrices, got {x.shape} and {w.shape}")
     hidden = jax.ShapeDtypeStruct(matmul_shape(x.shape, ws[0].shape), x.dtype)
     matmul_shape(hidden.shape, w_out.shape)
-    first = checked_params(x, ws[0], precision=precision)
-    last = checked_params(hidden, w_out, bias=bias_out, residual=residual, precision=precision)
+    last = checked_params(hidden, w_out, bias=bias_out, residual=residual, **how)
     for bias in biases:
         check_real("bias", bias, x.dtype)
         check_bias(bias, x.shape, ws[0].shape)
-    block = _Block(activation, len(ws) > 1, bool(biases), last["epilogue"], first["precision"], settings)
+    kind = activation, len(ws) > 1, bool(biases)
+    block = _Block(*kind, last["epilogue"], last["precision"], last["out_sharding"], settings)
     biases = [jnp.asarray(y).astype(x.dtype) for y in biases]
     extras = [jnp.asarray(y).astype(x.dtype) for y in (bias_out, residual) if y is not None]
     # Of one kind in a `shard_map`: what devices share is cast here, so that its cotangents are added up outside.

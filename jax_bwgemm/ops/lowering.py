@@ -216,10 +216,8 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
         note_whole(likely)
     ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)
-    is_given = [choice[int(other)].is_given for choice, other in ways]
-    taken = [
-        None if given else source for given, source in zip(is_given[:: -1 if view.flips else 1], before, strict=True)
-    ]
+    is_given = [choice[int(other)].is_given for choice, other in ways][:: -1 if view.flips else 1]
+    taken = [None if given else source for given, source in zip(is_given, before[:2], strict=True)]
     own, values, contraction = whole_sources(ctx, operands, params["contraction"], taken)
     return lower_divided(own, values, params | {"contraction": contraction})
 

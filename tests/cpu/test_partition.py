@@ -208,6 +208,50 @@ def test_an_epilogue_is_behind_the_sum(name: str, of: Any) -> None:
         np.testing.assert_allclose(np.asarray(x, F32), np.asarray(y, F32), rtol=2.0**-6, atol=2.0)
 
 
+LAYERS: dict[str, tuple[P, P, P]] = {
+    "data parallel": (P("x"), P(), P()),
+    "tensor parallel": (P("x"), P(None, "y"), P("y")),
+    "FSDP": (P("x"), P("x"), P("x")),
+}
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("of", [lambda f, _: f, grad], ids=["forward", "gradient"])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "plain"])
+def test_layers(is_gated: bool, name: str, of: Any, axis_type: AxisType) -> None:
+    """Both layers of a block, of one weight or two and fused: the collectives of the same written out, but for what is
+    scattered where that is reduced and sliced."""
+    placed, first, last = LAYERS[name]
+    num = 4 if is_gated else 3
+    specs = (placed, *[first] * (num - 2), last)
+    sharding = P("x") if axis_type == AxisType.Explicit else None
+
+    def fused(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        block = jax_bwgemm.gated_mlp if is_gated else functools.partial(jax_bwgemm.mlp, activation="silu")
+        return block(x, *weights, out_sharding=sharding, **H200)
+
+    def plain(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        *firsts, down = weights
+        gate, *up = (x @ w for w in firsts)
+        h = jax.nn.silu(gate) * up[0] if up else jax.nn.silu(gate)
+        return jnp.matmul(h, down, out_sharding=sharding)
+
+    with jax.set_mesh(mesh_of(axis_type)):
+        shapes = (X, *[(32, 64)] * (num - 2), (64, 32))
+        operands = [jax.device_put(z, s) for z, s in zip(arrays(*shapes), specs, strict=True)]
+        got, found = compiled(of(fused, num), operands)
+        want, theirs = compiled(of(plain, num), operands)
+    scattered = found.count("reduce-scatter")
+    assert found.count("all-gather") <= theirs.count("all-gather")
+    assert found.count("all-reduce") <= theirs.count("all-reduce") - bool(scattered)
+    assert scattered in (0, num - 1) and set(found) <= {"all-gather", "all-reduce", "reduce-scatter"}
+    assert shapes_of(got) == shapes_of(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        near = 2.0**-5 * float(jnp.abs(b.astype(F32)).max())
+        np.testing.assert_allclose(np.asarray(a, F32), np.asarray(b, F32), rtol=2.0**-5, atol=near)
+
+
 @pytest.mark.parametrize("dtype", ["result", "float32"])
 def test_the_dtype_of_partial_sums(dtype: str) -> None:
     mesh = mesh_of(AxisType.Auto)
