@@ -387,7 +387,10 @@ def _why_hints(plan: Plan) -> str:
         "evict_last": "evict_last (read again, and fits)",
     }
     hints = (plan.b_l2, plan.a_l2) if plan.swapped else (plan.a_l2, plan.b_l2)
-    return ", ".join(f"{name} {meaning[hint]}" for name, hint in zip("ab", hints, strict=True))
+    found = [f"{name} {meaning[hint]}" for name, hint in zip("ab", hints, strict=True)]
+    if plan.c_l2 == "normal":
+        return ", ".join(found)
+    return ", ".join([*found, f"the result {plan.c_l2} (it does not fit)"])
 
 
 def _why_store(problem: Problem, tile: Tile) -> str:

@@ -95,3 +95,9 @@ def operand_bytes(problem: Problem) -> tuple[int, int]:
     """Bytes of a and of every b, all their matrices."""
     a = problem.a_batch * problem.m * problem.k * DTYPE_BYTES[problem.a_dtype]
     return a, problem.num_bs * problem.b_batch * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]
+
+
+def result_bytes(problem: Problem) -> int:
+    """Of all matrices that the kernel writes."""
+    out = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
+    return out * len(problem.epilogue.results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cutlass import cute
+from cutlass import Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from jax_bwgemm.facts.arch import family_of
@@ -29,15 +29,16 @@ from jax_bwgemm.kernels.row_store import Segments
 @dataclasses.dataclass(frozen=True)
 class TmaParts:
     """A group's buffers (TMA, buffer) and the boxes of a matrix (TMA, box along m, along n, l), as `atom` moves them:
-    boxes of a store. Made once: it costs the compiler more than the copies do."""
+    boxes of a store; with the L2 `policy` of stores. Made once: it costs the compiler more than the copies do."""
 
     atom: cute.CopyAtom
     smem: cute.Tensor
     gmem: cute.Tensor
+    policy: Int64
 
     def store(self, buffer: int, at: Any) -> None:
         """A buffer -> box `at`."""
-        cute.copy(self.atom, self.smem[None, buffer], self.gmem[None, *at])
+        cute.copy(self.atom, self.smem[None, buffer], self.gmem[None, *at], cache_policy=self.policy)
 
     def load(self, buffer: Any, at: Any, barrier: Any) -> None:
         """Box `at` -> a buffer."""
@@ -123,14 +124,16 @@ class Boxes:
         one = cute.slice_(self.layout(1, self.a_store), (None, None, 0))
         return cpasync.make_tiled_tma_atom(op, matrix, one, self.store_shape)[0]
 
-    def tma_parts(self, atom: cute.CopyAtom, buffers: cute.Tensor, group_idx: Any, matrix: cute.Tensor) -> TmaParts:
+    def tma_parts(
+        self, atom: cute.CopyAtom, buffers: cute.Tensor, group_idx: Any, matrix: cute.Tensor, policy: Int64
+    ) -> TmaParts:
         """A group's of all groups' `buffers`; `matrix`: (m, n, l)."""
         own = self.own_stores(buffers, group_idx)
         stores = cute.local_tile(matrix, self.store_shape, (None, None, None))  # (rows, cols, along m, along n, l)
         smem, gmem = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(own, 0, 2), cute.group_modes(stores, 0, 2)
         )
-        return TmaParts(atom, smem, gmem)
+        return TmaParts(atom, smem, gmem, policy)
 
 
 def boxes_of(variant: Variant, dtype: Any, has_interleaved_rows: bool) -> Boxes:

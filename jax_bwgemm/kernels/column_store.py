@@ -20,7 +20,7 @@ import cutlass
 from cutlass import Int64, Uint16, Uint32, cute
 from cutlass.cute.nvgpu import warp
 
-from jax_bwgemm.kernels.row_store import CHUNK_BYTES, FRAGMENT_ROWS, MATRICES, WARP_LANES, Rows, at_address, within
+from jax_bwgemm.kernels.row_store import CHUNK_BYTES, FRAGMENT_ROWS, MATRICES, WARP_LANES, Rows, put_chunk, within
 
 ELEM_BYTES = 2
 HALVES = FRAGMENT_ROWS * ELEM_BYTES // CHUNK_BYTES  # of a column of a fragment
@@ -63,4 +63,4 @@ def store_whole_columns(values: cute.Tensor, buffer: cute.Pointer, columns: Rows
         cute.autovec_copy(within(buffer, place(col, half, cols), Uint32, 4), words)
         start = columns.address + Int64(col * ELEM_BYTES) * Int64(columns.pitch) + Int64(half * CHUNK_BYTES)
         if cutlass.Int32(col) < columns.num_rows and cutlass.Int32(half * 8) < columns.num_cols:
-            cute.autovec_copy(words, at_address(start, Uint32, 4))
+            put_chunk(words, start, columns.policy)

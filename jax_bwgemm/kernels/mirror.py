@@ -43,7 +43,7 @@ def images_of(facts: GemmFacts, params: Params, sC: cute.Tensor, group_idx: Any)
     if boxes is None:
         return ()
     matrix = coordinate_tensor(False, sizes.m, sizes.n, sizes.batch)
-    parts = boxes.tma_parts(params.maps.c[1], boxes.over(sC), group_idx, matrix)
+    parts = boxes.tma_parts(params.maps.c[1], boxes.over(sC), group_idx, matrix, params.hints.c_policy)
     return (Image(boxes, parts, facts.tile.span[0]),)
 
 

@@ -65,10 +65,11 @@ class Order(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """L2 cache policies of the loads."""
+    """L2 cache policies of the loads, and of all stores of results."""
 
     a_policy: Int64
     b_policy: Int64
+    c_policy: Int64
 
 
 class Shares(NamedTuple):

@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, Uint64, cute
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warp
+from cutlass.cutlass_dsl import dsl_user_op
 
 FRAGMENT_ROWS = 16  # of a warp: lane t holds pairs of columns, every 8, of rows t / 4 and t / 4 + 8
 WARP_LANES = 32
@@ -89,12 +91,14 @@ class Segments:
 
 class Rows(NamedTuple):
     """Where a warp's fragment belongs: its first element at `address`, its rows `pitch` elements apart; `num_rows` of
-    them (none if negative) and `num_cols` of its columns (at least 0) are the result's."""
+    them (none if negative) and `num_cols` of its columns (at least 0) are the result's. `policy`: of the L2 cache, for
+    chunks."""
 
     address: Int64
     pitch: Int32
     num_rows: Int32
     num_cols: Int32
+    policy: Int64
 
     def begin(self, row: Any, seg: Segments) -> tuple[Any, Any]:
         """Address of a row, and by how many elements it lies behind a 16-byte boundary."""
@@ -132,7 +136,7 @@ def store_whole_fragment(values: cute.Tensor, buffer: cute.Pointer, rows: Rows, 
             own = Int32(seg.result_row(row + first))
             target = rows.address + Int64(own * seg.elem_bytes) * Int64(rows.pitch) + Int64(chunk * CHUNK_BYTES)
             if own < rows.num_rows and Int32(chunk * seg.chunk_elems) < rows.num_cols:
-                cute.autovec_copy(words, at_address(target, Uint32, 4))
+                put_chunk(words, target, rows.policy)
 
 
 @cute.jit
@@ -205,9 +209,9 @@ def store_chunks(buffer: cute.Pointer, rows: Rows, seg: cutlass.Constexpr, first
         for j in cutlass.range_constexpr(1, 4):
             turned[j] = cute.arch.shf(words[j - 1], words[j], early_bits, "clamp_left")
         column = chunk * seg.chunk_elems - shift  # unsigned: far beyond all others if it is negative
-        target = at_address((begin + Int64(chunk * CHUNK_BYTES)) & -CHUNK_BYTES, Uint32, 4)
+        target = (begin + Int64(chunk * CHUNK_BYTES)) & -CHUNK_BYTES
         if Int32(seg.result_row(row + first)) < rows.num_rows and column < num_starts:
-            cute.autovec_copy(turned, target)
+            put_chunk(turned, target, rows.policy)
 
 
 @cute.jit
@@ -242,6 +246,27 @@ def within(buffer: cute.Pointer, byte: Any, dtype: Any, count: int = 1) -> cute.
     align = count * dtype.width // 8
     pointer = cute.make_ptr(dtype, buffer.toint() + Int32(byte), cute.AddressSpace.smem, assumed_align=align)
     return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def put_chunk(words: cute.Tensor, address: Int64, policy: Int64) -> None:
+    """16 bytes of registers into the result."""
+    _put_chunk(address, [words[i] for i in range(4)], policy)
+
+
+@dsl_user_op
+def _put_chunk(address: Int64, words: list[Uint32], policy: Int64, *, loc: Any = None, ip: Any = None) -> None:
+    """The DSL's own stores take no policy."""
+    at = {"loc": loc, "ip": ip}
+    llvm.inline_asm(
+        None,
+        [address.ir_value(**at), *(word.ir_value(**at) for word in words), policy.ir_value(**at)],
+        "st.global.L2::cache_hint.v4.b32 [$0], {$1, $2, $3, $4}, $5;",
+        "l,r,r,r,r,l",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        **at,
+    )
 
 
 def at_address(address: Int64, dtype: Any, count: int = 1) -> cute.Tensor:

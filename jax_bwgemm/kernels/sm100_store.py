@@ -205,7 +205,7 @@ class StoreRole:
         """One store group's way out, box by box, for each result and its mirror image."""
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
-            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes, False) for out in outs)
+            return tuple(row_outlet(boxes, group, sC.iterator, out, params, False) for out in outs)
         r2s, Rs = self.way_into(boxes, sC, t2r, tidx)
         own = boxes.own(sC, group.idx)
         if boxes.store == "threads":
@@ -213,7 +213,8 @@ class StoreRole:
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
         plain = outs[: len(outs) - len(images)]
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, sC, group.idx, mC)) for out in plain)
+        parts = (boxes.tma_parts(out, sC, group.idx, mC, params.hints.c_policy) for out in plain)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, way) for way in parts)
         ways = (self.way_into(image.boxes, image.boxes.over(sC), t2r, tidx) for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 
@@ -236,8 +237,8 @@ class ResidualRole:
         places = TileBoxes(self.facts.tile, boxes)
         mR = self.facts.coordinate_tensors(params.sizes)[2]
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, boxes.buffers)
-        ways = list(zip(params.maps.r, shared.sRs, strict=True))
-        parts = [[boxes.tma_parts(atom, sR, i, mR) for atom, sR in ways] for i in range(boxes.groups)]
+        ways, policy = list(zip(params.maps.r, shared.sRs, strict=True)), params.hints.c_policy
+        parts = [[boxes.tma_parts(atom, sR, i, mR, policy) for atom, sR in ways] for i in range(boxes.groups)]
         idx = walk.first
         while idx < walk.num_items:
             tile_at = walk.tile_of(idx)

@@ -139,7 +139,7 @@ class Sm90Direct:
         at = m_idx * slabs + group.idx, n_idx * deal.boxes_n, l_idx
         sums_bytes = cutlass.const_expr(exchange_bytes(facts.tile))
         buffers = stages + sums_bytes  # in the stages, which no wgmma reads any more when sums are stored
-        outlets = tuple(fragment_outlet(facts.boxes, group, buffers, out, sizes) for out in params.maps.c)
+        outlets = tuple(fragment_outlet(facts.boxes, group, buffers, out, params) for out in params.maps.c)
         operands, store = self.wgmma.operands(sA, sB, group), None
         if cutlass.const_expr(split > 1):
             own = cute.recast_ptr(stages, swizzle_=None, dtype=facts.acc_dtype)

@@ -92,11 +92,11 @@ class ResidualRole:
         """The matrices into the warpgroup's buffers, its results out of them."""
         deal, walk = hand.deal, hand.walk
         handover = handover_of(barriers, hand)
-        matrix = self.facts.coordinate_tensors(params.sizes)[2]
+        matrix, policy = self.facts.coordinate_tensors(params.sizes)[2], params.hints.c_policy
         images = images_of(self.facts, params, sC, hand.group_idx)
         outs = params.maps.c[: len(params.maps.c) - len(images)]
         matrices, results = (
-            tuple(deal.boxes.tma_parts(atom, sC, hand.group_idx, matrix) for atom in atoms)
+            tuple(deal.boxes.tma_parts(atom, sC, hand.group_idx, matrix, policy) for atom in atoms)
             for atoms in (params.maps.r, outs)
         )
         carrier = Carrier(self.facts, matrices, results, handover, images)

@@ -218,14 +218,15 @@ class WayOut:
         boxes, outs = self.facts.boxes, params.maps.c
         if boxes.by_rows:
             may_be_whole = cutlass.const_expr(boxes.segments.elem_bytes > 1)
-            return tuple(row_outlet(boxes, group, sC.iterator, out, params.sizes, may_be_whole) for out in outs)
+            return tuple(row_outlet(boxes, group, sC.iterator, out, params, may_be_whole) for out in outs)
         r2s, Rs, own = self.pairs(sC, group) if self.rows.leave_in_pairs else self.fragments(boxes, sC, mma, group)
         if boxes.store == "threads":
             return tuple(ElementOutlet(boxes, group, r2s, Rs, own, out, params.sizes) for out in outs)
         mC = self.facts.coordinate_tensors(params.sizes)[2]
         images = images_of(self.facts, params, sC, group.idx)
         plain = outs[: len(outs) - len(images)]
-        found = tuple(TmaOutlet(boxes, group, r2s, Rs, boxes.tma_parts(out, sC, group.idx, mC)) for out in plain)
+        parts = (boxes.tma_parts(out, sC, group.idx, mC, params.hints.c_policy) for out in plain)
+        found = tuple(TmaOutlet(boxes, group, r2s, Rs, way) for way in parts)
         ways = (self.fragments(image.boxes, image.boxes.over(sC), mma, group)[:2] for image in images)
         return found + tuple(mirror_outlet(image, group, *way) for image, way in zip(images, ways, strict=True))
 

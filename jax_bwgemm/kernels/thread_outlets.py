@@ -11,7 +11,7 @@ from cutlass import Int64, cute
 from jax_bwgemm.kernels import column_store, row_store
 from jax_bwgemm.kernels.boxes import Boxes
 from jax_bwgemm.kernels.outlets import StoreGroup
-from jax_bwgemm.kernels.params import Sizes
+from jax_bwgemm.kernels.params import Params, Sizes
 
 SHORT_ROW_BYTES = 32  # of a direct tile: on an H100 3 % slower by way of shared memory, and 64 up to 8 % faster
 
@@ -36,6 +36,7 @@ class RowOutlet:
     buffer: cute.Pointer
     out: cute.Pointer
     sizes: Sizes
+    policy: Int64
     may_be_whole: bool
 
     @property
@@ -71,7 +72,7 @@ class RowOutlet:
             row = at[0] * boxes.rows + warp_idx * warp_rows + i * row_store.FRAGMENT_ROWS
             start = Int64(at[2]) * (Int64(sizes.m) * Int64(sizes.n)) + Int64(row) * Int64(sizes.n) + Int64(col)
             address = self.out.toint() + start * boxes.segments.elem_bytes
-            rows = row_store.Rows(address, sizes.n, sizes.m - row, cutlass.max(sizes.n - col, 0))
+            rows = row_store.Rows(address, sizes.n, sizes.m - row, cutlass.max(sizes.n - col, 0), self.policy)
             fragment = cute.make_tensor(rounded.iterator + i * values, cute.make_layout(values))
             store_fragment(fragment, self.buffer, rows, boxes.segments)
 
@@ -80,10 +81,11 @@ class RowOutlet:
 
 
 def row_outlet(
-    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes, may_be_whole: bool
+    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, params: Params, may_be_whole: bool
 ) -> RowOutlet:
     """`smem`: all groups' buffers, of which each warp takes a part."""
-    return RowOutlet(boxes, group, _own_buffer(group, smem, boxes.segments.bytes), out, sizes, may_be_whole)
+    buffer = _own_buffer(group, smem, boxes.segments.bytes)
+    return RowOutlet(boxes, group, buffer, out, params.sizes, params.hints.c_policy, may_be_whole)
 
 
 def _own_buffer(group: StoreGroup, smem: cute.Pointer, num_bytes: int) -> cute.Pointer:
@@ -95,14 +97,16 @@ def _own_buffer(group: StoreGroup, smem: cute.Pointer, num_bytes: int) -> cute.P
 
 
 def fragment_outlet(
-    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, sizes: Sizes
+    boxes: Boxes, group: StoreGroup, smem: cute.Pointer, out: cute.Pointer, params: Params
 ) -> FragmentOutlet:
     """`smem`: all groups' buffers, if rows or columns go through any."""
+    sizes, policy = params.sizes, params.hints.c_policy
     if boxes.by_rows:
-        return FragmentOutlet(boxes, group, out, sizes, row_outlet(boxes, group, smem, out, sizes, True), None)
+        rows = row_outlet(boxes, group, smem, out, params, True)
+        return FragmentOutlet(boxes, group, out, sizes, policy, rows, None)
     is_turned = boxes.segments.elem_bytes == column_store.ELEM_BYTES
     buffer = _own_buffer(group, smem, column_store.buffer_bytes(boxes.cols)) if is_turned else None
-    return FragmentOutlet(boxes, group, out, sizes, None, buffer)
+    return FragmentOutlet(boxes, group, out, sizes, policy, None, buffer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +165,7 @@ class FragmentOutlet:
     group: StoreGroup
     out: cute.Pointer
     sizes: Sizes
+    policy: Int64
     rows: Any
     buffer: Any
 
@@ -220,7 +225,7 @@ class FragmentOutlet:
     def turn_columns(self, rounded: cute.Tensor, warp_row: Any, first_col: Any, l_idx: Any) -> None:
         """An m-major result whose columns begin on 16 bytes."""
         start, num_rows = self.place(warp_row, first_col, l_idx), cutlass.max(self.sizes.m - warp_row, 0)
-        columns = row_store.Rows(start, self.sizes.m, self.sizes.n - first_col, num_rows)
+        columns = row_store.Rows(start, self.sizes.m, self.sizes.n - first_col, num_rows, self.policy)
         column_store.store_whole_columns(rounded, self.buffer, columns, self.boxes.cols)
 
     @cute.jit

@@ -28,7 +28,7 @@ from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.direct import launch_stages
 from jax_bwgemm.planner.measured import Record
-from jax_bwgemm.planner.order import l2_hints, raster
+from jax_bwgemm.planner.order import l2_hints, raster, result_hint
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
@@ -69,12 +69,12 @@ class Plan:
     `problem` is what the kernel sees: if `swapped`, the transpose of what was asked, with b as its first operand.
     `raster_group` counts the cluster tiles that a group of the tile order spans: rows if `raster_along_n` is 0, walked
     row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
-    side, or every second one backwards. `a_l2` and `b_l2`, of `order.L2_HINTS`, are for the kernel's operands.
-    `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct tile's launch
-    has room for; 0: all that its kernel has. With `pdl` the kernel may start before the one before it ends
-    (programmatic dependent launch). `in_parts`: the batch are parts of one sum (`parts`), which lie side by side in the
-    rows of k-major operands. `candidates` are in the planner's order of preference. `record` holds the measured times
-    that the choice follows, if it does.
+    side, or every second one backwards. `a_l2`, `b_l2` and `c_l2`, of `order.L2_HINTS`, are for the kernel's operands
+    and results. `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct
+    tile's launch has room for; 0: all that its kernel has. With `pdl` the kernel may start before the one before it
+    ends (programmatic dependent launch). `in_parts`: the batch are parts of one sum (`parts`), which lie side by side
+    in the rows of k-major operands. `candidates` are in the planner's order of preference. `record` holds the measured
+    times that the choice follows, if it does.
     """
 
     problem: Problem
@@ -88,6 +88,7 @@ class Plan:
     swapped: bool = False
     a_l2: str = "normal"
     b_l2: str = "normal"
+    c_l2: str = "normal"
     pdl: bool = False
     stream: Stream = NO_STREAM
     stages: int = 0
@@ -267,6 +268,7 @@ def plan(
         swapped=best.swapped,
         a_l2=a_l2,
         b_l2=b_l2,
+        c_l2=result_hint(best.tile, largest, arch),
         pdl=pdl,
         stream=stream,
         stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,

@@ -76,6 +76,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "raster_order": RASTER_ORDERS.index(plan.raster_order),
         "a_l2": plan.a_l2,
         "b_l2": plan.b_l2,
+        "c_l2": plan.c_l2,
         **dict(plan.problem.epilogue.scalars),
         **_recipe(plan, entry).texts(),
     }

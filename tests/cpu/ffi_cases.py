@@ -12,11 +12,11 @@ from jax_bwgemm.runtime import ffi
 # Parameters of a kernel as these tests call them, in its order. Leaves of 128 and 8 bytes; others have 4.
 KINDS = (
     "tma_a", "tma_b", "tma_c", "tma_r", "c", "m", "n", "k", "batch", "a_batch_step", "b_batch_step", "raster_group",
-    "raster_along_n", "raster_order", "a_policy", "b_policy", "stream_tiles", "stream_clusters", "workspace", "token",
-    "alpha", "bias",
+    "raster_along_n", "raster_order", "a_policy", "b_policy", "c_policy", "stream_tiles", "stream_clusters",
+    "workspace", "token", "alpha", "bias",
 )  # fmt: skip
 KIND_SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c", "tma_r"), 128)
-KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)
+KIND_SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "c_policy", "workspace", "token", "bias"), 8)
 STREAM_K = ("stream_tiles", "stream_clusters", "workspace", "token")
 FLAG_BYTES, CLUSTER_BYTES = 4096, 2 * 128 * 256 * 4  # of a workspace; the latter: two CTAs' float32
 ROLES = {"tma_a": "a", "tma_b": "b", "tma_c": "out", "tma_r": "residual", "c": "out"}
@@ -202,7 +202,7 @@ def _attributes() -> dict[str, Any]:
     )
     raster = dict(raster_group=8, raster_along_n=1, raster_order=1)
     launch = dict(stream_tiles=0, stream_clusters=1, tile_grid=0, pdl=0)
-    return dict(geometry, **raster, a_l2="normal", b_l2="normal", alpha=0.5, **launch)
+    return dict(geometry, **raster, a_l2="normal", b_l2="normal", c_l2="normal", alpha=0.5, **launch)
 
 
 def _tensor_map(dtype: str, role: str, rows: int) -> TensorMap:

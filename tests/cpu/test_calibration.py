@@ -103,19 +103,21 @@ def test_what_ships_belongs_to_the_constants() -> None:
     assert calibration.of(other) is None
 
 
-def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to() -> None:
-    path = RESULTS / "h200_held_out.json"
+@pytest.mark.parametrize("name, most", [("h200_held_out.json", 0.025), ("h100_held_out.json", 0.03)])
+def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to(name: str, most: float) -> None:
+    path = RESULTS / name
     shipped = json.loads((calibration.SHIPPED / "hopper.json").read_text())
     assert path.name not in shipped["products"] and sum(shipped["products"].values()) > 1000
     arch, products = load(path)
     products = [_of_what_ships(product) for product in products]
     alone, found = (_said(arch, products, is_calibrated) for is_calibrated in (False, True))
-    assert found["mean"] < 0.025 and found["90th percentile"] < 0.09 and found["median"] == 0.0
+    assert found["mean"] < most and found["90th percentile"] < 0.09 and found["median"] == 0.0
     assert found["mean"] < 0.6 * alone["mean"]
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     means, p90s = ([f"{100 * x[name]:.1f}" for x in (alone, found)] for name in ("mean", "90th percentile"))
-    assert f"lose {means[0]} % with the model alone, and {means[1]} % with the correction" in page
-    assert f"(90th percentile {p90s[0]} and {p90s[1]} %)" in page
+    said = f"lose {means[0]} % with the model alone, and {means[1]} % with the correction (90th percentile {p90s[0]} and "
+    said += f"{p90s[1]} %), at most {100 * found['max']:.1f} %"
+    assert said in page, said
 
 
 def test_it_holds_for_an_h100() -> None:

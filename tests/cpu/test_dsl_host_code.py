@@ -51,9 +51,9 @@ STREAM_TILES, STREAM_CLUSTERS = 3, 5
 STREAM = {"workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
 INTS = {"m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0}
 RASTER_GROUP, RASTER = 5, {"raster_along_n": 1, "raster_order": 1}
-POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000}  # evict_last, evict_first
+POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000, "c_policy": 0x1000000000000000}
 SIZES = dict.fromkeys(("tma_a", "tma_b", "tma_c"), 128)
-SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "workspace", "token", "bias"), 8)  # others: 4
+SIZES |= dict.fromkeys(("c", "a_policy", "b_policy", "c_policy", "workspace", "token", "bias"), 8)  # others: 4
 ROLES = {"a": "a", "b": "b", "c": "out"}  # of the operands as CuTeDSL's host code takes them
 # Bits 7-10 of the flags word of a tensor map, as a CUtensorMapDataType; CuTeDSL stores int32 as UINT32, the same bits
 DESCRIPTOR_TYPES = {0: 0, 2: 3, 6: 6, 7: 7, 10: 9}

@@ -86,6 +86,11 @@ def test_swap_split_and_hints_in_the_callers_terms():
     assert "a evict_last (read again, and fits), b evict_first (no concurrent tile reads the same)" in hints
 
 
+def test_a_result_that_does_not_fit_is_said():
+    text = explained(Problem(8192, 8192, 512), H200, (BEST_H200,))
+    assert line(text, "L2").endswith("a normal, b normal, the result evict_first (it does not fit)")
+
+
 def test_what_does_not_apply_is_not_said():
     text = explained(Problem(8192, 8192, 8192), H200, (BEST_H200, Tile(128, 128)))
     assert [line(text, what) for what in ("swap", "split", "stream", "pad")] == [None] * 4

@@ -97,7 +97,7 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
 def test_the_longest_list_of_parameters_fits() -> None:
     request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
     plan = request.plan()
-    assert (plan.num_params, plan.param_bytes, request.use(plan, "bias").pointer_offset) == (21, 608, 600)
+    assert (plan.num_params, plan.param_bytes, request.use(plan, "bias").pointer_offset) == (22, 616, 608)
     assert request.leaf(plan, "alpha") == struct.pack("<f", 0.5)
 
 
@@ -172,11 +172,11 @@ def test_padded_operands(
 def test_l2_policies() -> None:
     # CUTLASS, TMA::CacheHintSm90: EVICT_NORMAL, EVICT_FIRST, EVICT_LAST
     values = dict(normal=0x1000000000000000, evict_first=0x12F0000000000000, evict_last=0x14F0000000000000)
-    for a_l2, b_l2 in itertools.product(L2_HINTS, repeat=2):
-        request = ffi_cases.request(a_l2=a_l2, b_l2=b_l2)
+    for hints in itertools.product(L2_HINTS, repeat=3):
+        request = ffi_cases.request(**dict(zip(("a_l2", "b_l2", "c_l2"), hints, strict=True)))
         plan = request.plan()
-        leaves = [request.leaf(plan, kind) for kind in ("a_policy", "b_policy")]
-        assert leaves == [struct.pack("<Q", values[code]) for code in (a_l2, b_l2)]
+        leaves = [request.leaf(plan, kind) for kind in ("a_policy", "b_policy", "c_policy")]
+        assert leaves == [struct.pack("<Q", values[code]) for code in hints]
 
 
 def test_programmatic_dependent_launch_is_passed_on() -> None:
@@ -194,10 +194,11 @@ def test_parameter_block() -> None:
     # alpha; padding; the bias.
     request = ffi_cases.request(b_batch=1, has_bias=True, b_l2="evict_first")
     plan = request.plan()
-    assert plan.param_bytes == 456
-    assert request.use(plan, "bias").pointer_offset == 448
-    numbers = (1000, 520, 4096, 2, 1, 0, 8, 1, 1, 0x1000000000000000, 0x12F0000000000000, 0.5)
-    want = bytes(384) + struct.pack("<9i4x2Qf", *numbers) + bytes(4) + bytes(8)
+    assert plan.param_bytes == 464
+    assert request.use(plan, "bias").pointer_offset == 456
+    policies = (0x1000000000000000, 0x12F0000000000000, 0x1000000000000000)
+    numbers = (1000, 520, 4096, 2, 1, 0, 8, 1, 1, *policies, 0.5)
+    want = bytes(384) + struct.pack("<9i4x3Qf", *numbers) + bytes(4) + bytes(8)
     assert plan.param_block == want
 
 
@@ -273,7 +274,8 @@ def test_against_independent_formulas(
         assert tuple(spec.dims) == shape[::-1]
         assert tuple(spec.stride_bytes) == (DTYPE_BYTES[dtype] * shape[2], DTYPE_BYTES[dtype] * shape[1] * shape[2])
     values = {"m": m, "n": n, "k": shapes[0][2] if majors[:2] == "kk" else k, "batch": batch}
-    values |= {"raster_group": 8, "raster_along_n": 1, "raster_order": 1, "a_policy": 1 << 60, "b_policy": 1 << 60}
+    values |= {"raster_group": 8, "raster_along_n": 1, "raster_order": 1}
+    values |= dict.fromkeys(("a_policy", "b_policy", "c_policy"), 1 << 60)
     values |= {"a_batch_step": batches[0] != 1, "b_batch_step": batches[1] != 1}
     for kind, value in values.items():
         assert int.from_bytes(request.leaf(plan, kind), "little", signed=True) == value
@@ -327,10 +329,10 @@ def test_a_grid_of_tiles_that_are_divided_along_k() -> None:
 
 
 def test_a_stream_k_needs_its_parameters() -> None:
-    # 3 descriptors, 9 sizes of 4 bytes, padding, 2 policies; tiles, clusters, the workspace's address, the token; alpha
+    # 3 descriptors, 9 sizes of 4 bytes, padding, 3 policies; tiles, clusters, the workspace's address, the token; alpha
     request = ffi_cases.request(workspace_bytes=2**24, stream_tiles=7, stream_clusters=9, token=0xFEDCBA9876543210)
     plan = request.plan()
-    assert (request.use(plan, "workspace").pointer_offset, plan.param_bytes) == (448, 468)
-    assert plan.param_block[440:464] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
+    assert (request.use(plan, "workspace").pointer_offset, plan.param_bytes) == (456, 476)
+    assert plan.param_block[448:472] == struct.pack("<iiQQ", 7, 9, 0, 0xFEDCBA9876543210)
     plain = ffi_cases.request(stream_tiles=7, stream_clusters=66).plan()
-    assert (plain.num_buffers, plain.param_bytes, list(plain.grid)) == (3, 444, [2, 1, 24])
+    assert (plain.num_buffers, plain.param_bytes, list(plain.grid)) == (3, 452, [2, 1, 24])

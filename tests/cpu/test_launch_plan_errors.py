@@ -145,8 +145,8 @@ ERRORS: list[tuple[Change, str]] = [
     (lambda r: r.leaves.__delitem__(slice(2, None)), "requires `tma:2` or `ptr:2`, which take `out`, got neither"),
     (lambda r: r.leaves.clear(), "`params` requires `tma:0` or `ptr:0`, which take `a`, got neither"),
     (
-        lambda r: (r.leaves.extend([f"int:i{i}", 448 + 4 * i, 4] for i in range(50)),
-                   r.attributes.update({f"i{i}": i for i in range(50)})),
+        lambda r: (r.leaves.extend([f"int:i{i}", 456 + 4 * i, 4] for i in range(49)),
+                   r.attributes.update({f"i{i}": i for i in range(49)})),
         "`params` requires at most 64 leaves, got 65",
     ),
 ]  # fmt: skip

@@ -30,7 +30,7 @@ TILE = Tile(128, 256, cluster_m=2, stream_k=True)
 PROBLEM = Problem(1000, 520, 100, 3, b_batch=3, epilogue=chain(0.5, True, "relu", True))
 PLAN = Plan(
     PROBLEM, ARCHS["h200"], (), TILE, raster_group=4, raster_along_n=1, raster_order="snake", a_l2="evict_first",
-    pdl=True, stream=Stream(7, 9),
+    c_l2="evict_last", pdl=True, stream=Stream(7, 9),
 )  # fmt: skip
 ENTRY = fake_entry(variant_for(PROBLEM, TILE, "sm_90a"))
 
@@ -49,7 +49,7 @@ def test_what_a_plan_and_an_entry_say() -> None:
         "cta_m": 128, "mma_n": 256, "out_n": 256, "cluster_m": 2, "cluster_n": 1, "cluster_k": 1, "num_threads": 384,
         "smem_bytes": ENTRY.smem_bytes, "stream_tiles": 7, "stream_clusters": 9, "tile_grid": 0, "pdl": 1,
         "raster_group": 4, "raster_along_n": 1, "raster_order": 1, "a_l2": "evict_first", "b_l2": "normal",
-        "alpha": 0.5,
+        "c_l2": "evict_last", "alpha": 0.5,
     }  # fmt: skip
     assert {type(value) for value in said.values()} == {int, float, str}
 

@@ -64,7 +64,7 @@ def entry_of(found: Plan) -> Entry:
     assert variant is not None
     entry = fake_entry(variant)
     sources = [leaf.source for leaf in entry.recipe.params] + ["step:0", "step:1", "int:raster_group[1..]"]
-    sources += ["int:raster_along_n[0..1]", "int:raster_order[0..1]", "l2:a_l2", "l2:b_l2"]
+    sources += ["int:raster_along_n[0..1]", "int:raster_order[0..1]", "l2:a_l2", "l2:b_l2", "l2:c_l2"]
     sources += ["int:stream_tiles", "int:stream_clusters", "token"] if variant.tile.stream_k else []
     sources += [f"float:{role}" for role, _ in found.problem.epilogue.scalars]
     leaves = lay_out(tuple((source, leaf_bytes(source)) for source in sources))

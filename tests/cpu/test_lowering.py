@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import jax
@@ -54,6 +55,7 @@ def test_attributes(artifacts_dir):
         "raster_order": "1 : i32",
         "a_l2": "normal",
         "b_l2": "normal",
+        "c_l2": "normal",
         "stream_tiles": "0 : i32",
         "stream_clusters": "1 : i32",
         "tile_grid": "0 : i32",
@@ -324,11 +326,11 @@ def test_swapped_operands(artifacts_dir, monkeypatch, shapes, pads):
 
 def test_l2_hints_are_the_plans(artifacts_dir, monkeypatch):
     def hinting(*args, **settings):
-        return plan(*args).__class__(**vars(plan(*args, **settings)) | {"a_l2": "evict_first", "b_l2": "evict_last"})
+        return dataclasses.replace(plan(*args, **settings), a_l2="evict_first", b_l2="evict_last", c_l2="evict_first")
 
     monkeypatch.setattr(decision, "plan", hinting)
     (call,) = calls(hlo(matmul, X, W))
-    assert (call["a_l2"], call["b_l2"]) == ("evict_first", "evict_last")
+    assert (call["a_l2"], call["b_l2"], call["c_l2"]) == ("evict_first", "evict_last", "evict_first")
 
 
 @pytest.mark.parametrize("start, num_barriers", [(0, 0), (8, 0), (3, 1), (4, 1)])

@@ -14,7 +14,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.planner.cost import roofline_us
-from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster
+from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster, result_hint
 from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, SWAPPED_ROWS, candidates, plan
 
 
@@ -299,6 +299,25 @@ def test_a_snake_on_hopper():
 )
 def test_l2_hints(problem, tile, arch, hints):
     assert l2_hints(tile, problem, arch) == hints
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "arch", "hint"),
+    [
+        (Problem(8192, 8192, 512), Tile(128, 256), H200, "evict_first"),  # 134 MB
+        (Problem(8192, 3584, 512), Tile(128, 256), H200, "normal"),  # 59 MB
+        (Problem(8192, 3584, 512), Tile(128, 256), ARCHS["h100"], "evict_first"),  # whose cache is smaller
+        (Problem(8192, 2048, 512, out_dtype="float32"), Tile(128, 256), H200, "evict_first"),
+        (batched(128, 2048, 2048, 128), Tile(128, 256), H200, "evict_first"),
+        (Problem(8192, 8192, 512), Tile(128, 256), B200, "normal"),  # not measured
+        (Problem(8192, 8192, 64), Tile(64, 256, direct=True), H200, "evict_first"),
+        (Problem(8192, 8191, 64), Tile(64, 256, direct=True), H200, "normal"),  # tiles share 16 bytes of a row
+        (Problem(8192, 8191, 64), Tile(128, 256), H200, "evict_first"),
+        (Problem(8191, 8192, 64, c_major="m"), Tile(64, 256, direct=True), H200, "normal"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_let_go(problem, tile, arch, hint):
+    assert result_hint(tile, problem, arch) == hint
 
 
 def test_detect():

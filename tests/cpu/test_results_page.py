@@ -80,8 +80,11 @@ def _gram(row: Fields) -> str:
     "name, line",
     [
         ("gram/h200.json", _gram),
+        ("gram/h100.json", _gram),
         ("meshes/h200x2.json", _mesh),
+        ("meshes/h100x2.json", _mesh),
         ("layers/h200.json", _layer),
+        ("layers/h100.json", _layer),
         ("collectives/h200x2.json", _collective),
         ("decode/h200.json", _decode),
     ],

@@ -88,11 +88,13 @@ def run_matmul(
     raster_order: int = 0,
     others: Mapping[str, np.ndarray] | None = None,
     scalars: Mapping[str, float] | None = None,
+    policies: Mapping[str, int] | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
     """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n).
 
-    `others`: what else the variant reads, by role, as it is stored; further results are written there.
+    `others`: what else the variant reads, by role, as it is stored; further results are written there. `policies`: of
+    the L2 cache, other than normal, by matrix.
     """
     variant, tile = facts.variant, facts.variant.tile
     m, k = a.shape[1:] if variant.a_major == "k" else a.shape[:0:-1]
@@ -120,7 +122,7 @@ def run_matmul(
     values |= {f"float:{role}": struct.pack("<f", value) for role, value in (scalars or {}).items()}
     values |= {f"step:{at[name]}": int(array.shape[0] > 1) for name, array in (("a", a), ("b", b))}
     values |= {"int:raster_along_n": raster_along_n, "int:raster_order": raster_order, "token": TOKEN}
-    values |= {"l2:a_l2": NORMAL, "l2:b_l2": NORMAL}
+    values |= {f"l2:{matrix}_l2": (policies or {}).get(matrix, NORMAL) for matrix in "abc"}
     values |= walk_leaves(variant.tile, Problem(m, n, k, batch), raster_group, raster_along_n, clusters, stream)
     grid = (tile.cluster_m, tile.cluster_n, tile.cluster_k * clusters)
     if tile.direct:

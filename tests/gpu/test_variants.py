@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +165,13 @@ def test_any_alignment_of_rows(rest: int) -> None:
             _check(entry, (tile.cta_m + 37, n, tile.k_tile + 16, 2), seed=i)
 
 
-def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
+@pytest.mark.parametrize("entry", ENTRIES[::12], ids=lambda e: e.name)
+def test_results_that_the_cache_lets_go(entry: Entry) -> None:
+    """With the policy for stores of a result that does not fit into the L2 cache."""
+    _check(entry, (520, 784, 208, 2), 1, c_l2="evict_first")
+
+
+def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int, **settings: Any) -> None:
     assert isinstance(ARCH, Arch)
     variant, (m, n, k, batch) = entry.variant, shape
     case = Case(
@@ -176,7 +183,7 @@ def _check(entry: Entry, shape: tuple[int, int, int, int], seed: int) -> None:
         m, n, k, batch, variant.a_dtype, variant.b_dtype, variant.out_dtype, variant.a_major, variant.b_major,
         case.a_batch, case.b_batch, case.epilogue, variant.c_major,
     )  # fmt: skip
-    product = forced(entry, problem, ARCH)
+    product = forced(entry, problem, ARCH, **settings)
 
     @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
     def poisoned(operands: list[jax.Array], poison: jax.Array) -> jax.Array:

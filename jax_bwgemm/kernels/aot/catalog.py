@@ -121,6 +121,7 @@ HOPPER_FEW_COLUMNS = (
     Tile(64, 16, cluster_k=8),
     Tile(128, 32, cluster_m=4, pingpong=True),
 )
+_DIRECT_TURNED = tuple(tile for tile in HOPPER_DIRECT if tile != Tile(128, 128, direct=True))  # which spills there
 _NOT_FORWARD = (
     Tile(256, 128),
     Tile(256, 128, cluster_m=2),
@@ -299,7 +300,8 @@ ROWS = {
         Row(HOPPER_ODD, BF16_ONLY, MAJORS, store="threads"),
         Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
-        Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT), BF16_ONLY, store="threads"),
+        Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT), BF16_ONLY, MAJORS, store="threads"),
+        Row((*_DIRECT_TURNED, *HOPPER_DIRECT_SPLIT), BF16_ONLY, ("mk",), store="threads"),
         Row((*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
         Row(HOPPER_DIRECT_SPLIT[1:2], F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_DIRECT[:4], F16_OR_F32, MAJORS, store="threads"),
