@@ -115,8 +115,8 @@ def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     assert found["mean"] < 0.6 * alone["mean"]
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     means, p90s = ([f"{100 * x[name]:.1f}" for x in (alone, found)] for name in ("mean", "90th percentile"))
-    said = f"lose {means[0]} % with the model alone, and {means[1]} % with the correction (90th percentile {p90s[0]} and "
-    said += f"{p90s[1]} %), at most {100 * found['max']:.1f} %"
+    said = f"lose {means[0]} % with the model alone, and {means[1]} % with the correction "
+    said += f"(90th percentile {p90s[0]} and {p90s[1]} %), at most {100 * found['max']:.1f} %"
     assert said in page, said
 
 

@@ -31,17 +31,22 @@ pytestmark = fake_machine.needs
 
 def test_a_launch(machine: Machine) -> None:
     request = ffi_cases.request(
-        dtypes=("float16", "float16", "float32"), has_bias=True, a_l2="evict_last", b_l2="evict_first"
+        dtypes=("float16", "float16", "float32"),
+        has_bias=True,
+        a_l2="evict_last",
+        b_l2="evict_first",
+        c_l2="evict_last",
     )
     call = machine.ready(request)
     assert machine.execute(call) == (OK, "")
     launch = machine.launch()
     assert (list(launch.grid), list(launch.block)) == ([2, 1, 24], [384, 1, 1])
     assert (list(launch.cluster), launch.pdl, launch.smem_bytes) == ([2, 1, 1], 0, 232448)
-    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 3 * 128 + 10 * 4 + 3 * 8)
+    assert (launch.stream, launch.function, launch.param_bytes) == (STREAM, 0x2000, 3 * 128 + 10 * 4 + 4 * 8)
     params = bytes(launch.params)[: launch.param_bytes]
-    assert struct.unpack_from("<9i2QfQ", params, 384) == (
-        1000, 520, 4096, 2, 1, 1, 8, 1, 1, 0x14F0000000000000, 0x12F0000000000000, 0.5, BIAS
+    assert struct.unpack_from("<9i3QfQ", params, 384) == (
+        1000, 520, 4096, 2, 1, 1, 8, 1, 1, 0x14F0000000000000, 0x12F0000000000000,
+        0x14F0000000000000, 0.5, BIAS,
     )  # fmt: skip
     common = {"rank": 3, "interleave": 0, "swizzle": 3, "l2_promotion": 2, "oob": 0}
     assert read_map(params, 0) == common | {
@@ -79,7 +84,7 @@ def test_a_stream_k(machine: Machine) -> None:
     for call in [machine.ready(request) for _ in range(3)]:
         for at in (WORKSPACE, WORKSPACE + 4096):
             assert machine.execute(call, workspace=at) == (OK, "")
-            *stream, address, token = struct.unpack_from("<iiQQ", bytes(machine.launch().params), 436)
+            *stream, address, token = struct.unpack_from("<iiQQ", bytes(machine.launch().params), 444)
             assert (stream, address, list(machine.launch().grid)) == ([24, 48], at, [2, 1, 48])
             tokens.append(token)
     assert tokens[::2] == tokens[1::2] and len(set(tokens)) == 3

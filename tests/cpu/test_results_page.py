@@ -118,12 +118,18 @@ def _check_random_table(found: Sequence[report.Row]) -> None:
 
 
 def test_random_products_of_an_h100() -> None:
-    found, text = report.load(RESULTS / "random/h100-30241.json").rows, " ".join(PAGE)
+    found, text = report.load(RESULTS / "random/h100-80911.json").rows, " ".join(PAGE)
     _check_random_table(found)
+    assert f"ahead, and that far behind on {sum(row.to_best < 0.97 for row in found)} of {len(found)}." in text
+    assert f"{sum(bool(row.fallback) for row in found)} are XLA's." in text
     behind, far = (sum(row.to_best < bound for row in found) for bound in (0.97, 0.85))
     least = min(found, key=lambda row: row.to_best)
     said = f"{behind} of the {len(found)} are more than 3 % behind, {far} under 0.85; the least is {least.to_best:.3f}"
     assert f"{said} ({least.shape})" in text
+    for seed, start in ((70423, "Before these changes {} products of seed"), (30241, "and {} of seed")):
+        own = report.load(RESULTS / f"random/h100-{seed}.json").rows
+        said = f"{start.format(len(own))} {seed} {'had ' if seed == 70423 else ''}{_means(own).replace(' | ', ' and ')}"
+        assert f"{said} (`h100-{seed}.json`" in text, said
     before = report.load(RESULTS / "random/h100-51881.json").rows
     short = [row for row in before if row.case.k <= 128]
     means = [_means(own).replace(" | ", " and ") for own in (before, short)]

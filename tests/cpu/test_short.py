@@ -23,7 +23,7 @@ EXPECTED = {
     "TORN_KIND": (0.14, 0.45),
     "LONGER_KIND": (0.17, 0.56),
     "SHORT_KIND": (0.19, 0.48),
-    "UNEVEN_KIND": (0.19, 0.65),
+    "UNEVEN_KIND": (0.21, 0.65),
     "THIN_KIND": (0.12, 0.30),
     "VECTOR_KIND": (0.10, 0.45),
 }
