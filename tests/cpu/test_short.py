@@ -25,7 +25,7 @@ EXPECTED = {
     "SHORT_KIND": (0.19, 0.48),
     "UNEVEN_KIND": (0.21, 0.65),
     "THIN_KIND": (0.12, 0.30),
-    "VECTOR_KIND": (0.10, 0.45),
+    "VECTOR_KIND": (0.16, 0.45),
 }
 
 
