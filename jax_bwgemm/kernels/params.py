@@ -65,7 +65,7 @@ class Order(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """L2 cache policies of the loads, and of all stores of results."""
+    """L2 cache policies of the loads, and of what leaves by TMA or in chunks of 16 bytes."""
 
     a_policy: Int64
     b_policy: Int64
