@@ -31,7 +31,7 @@ FOLDS = 5
 NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 400, 9, 96, 6
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.5, 0.3  # of each tree: its weight, the kernels and the features that it sees
 SHARPNESS, SLOWEST = 8.0, 2.0  # of weights; times the best: of no account
-DIGITS = 5
+DIGITS, LEAF_DIGITS = 5, 3  # of a threshold, and of what a leaf adds, of which hundreds are added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,5 +181,6 @@ def text(found: Calibration, files: dict[str, int]) -> str:
 
 def _line(asked: list[int], value: list[float]) -> str:
     size = 2 * sum(x != LEAF for x in asked) + 1
-    rounded = [float(f"{x:.{DIGITS}g}") for x in value[:size]]
+    digits = [LEAF_DIGITS if x == LEAF else DIGITS for x in asked[:size]]
+    rounded = [float(f"{x:.{own}g}") for x, own in zip(value[:size], digits, strict=True)]
     return json.dumps({"asked": asked[:size], "value": rounded}, separators=(",", ":"))
