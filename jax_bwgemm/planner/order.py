@@ -94,7 +94,7 @@ def result_hint(tile: Tile, problem: Problem, arch: Arch) -> str:
     """c_l2: a result that does not fit into the L2 cache is let go first, for its reader finds little of it there.
 
     The cache then writes lines out nearly in the order in which they were stored: on an H100 128*2048x2048x128:nt takes
-    467 to 507 us and not 520 to 604, and what multiplies all the time takes as long as before (docs/hopper.md). Smaller
+    467 to 507 us and not 527 to 604, and what multiplies all the time takes as long as before (docs/hopper.md). Smaller
     ones stay, for the next kernel. So do those of direct tiles whose rows or columns do not begin on 16 bytes: tiles
     side by side share lines, and write them at different times.
     """

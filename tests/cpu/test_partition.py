@@ -22,17 +22,14 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import collectives, partitioned
+from meshed import BF16, F32, H200, arrays, compiled, grad, mesh_of, shapes_of
 
 import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.ops import choices, lowering, partition
+from jax_bwgemm.ops import lowering, partition
 from jax_bwgemm.ops.partition import divide
-from jax_bwgemm.planner.routes import Route
-from jax_bwgemm.runtime.attempts import Attempt
 from tests.fuzz import fuzz, rounds
 
-BF16, F32 = jnp.bfloat16, jnp.float32
-H200 = {"device": "h200", "on_fallback": "ignore"}
 ours = functools.partial(jax_bwgemm.matmul, **H200)
 
 
@@ -42,38 +39,8 @@ def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
 
 
-def mesh_of(axis_type: AxisType) -> Any:
-    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2)
-
-
-def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    """Integers, whose products are exact in any order of summation."""
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.integers(-2, 3, shape), BF16) for shape in shapes]
-
-
-def compiled(
-    f: Callable[..., Any], operands: Sequence[jax.Array], reductions: list[str] | None = None, **settings: Any
-) -> tuple[Any, list[str]]:
-    """What it returns, and its collectives. The local products fall back to XLA's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choices, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
-        program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
-    if reductions is not None:
-        reductions += [line for line in program.as_text().splitlines() if "all-reduce(" in line]
-    return program(*operands), collectives(program.as_text())
-
-
-def grad(f: Callable[..., Any], num: int = 2) -> Callable[..., Any]:
-    return jax.grad(lambda *x: (f(*x).astype(F32) ** 2).sum(), range(num))
-
-
 def mlp(matmul: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, up, down: matmul(jax.nn.relu(matmul(x, up)), down)
-
-
-def shapes_of(tree: Any) -> list[Any]:
-    return [(x.shape, x.dtype, x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree)]
 
 
 A, B, X = (64, 32), (32, 48), (4, 16, 32)
@@ -206,50 +173,6 @@ def test_an_epilogue_is_behind_the_sum(name: str, of: Any) -> None:
     assert shapes_of(got) == shapes_of(theirs)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(np.asarray(x, F32), np.asarray(y, F32), rtol=2.0**-6, atol=2.0)
-
-
-LAYERS: dict[str, tuple[P, P, P]] = {
-    "data parallel": (P("x"), P(), P()),
-    "tensor parallel": (P("x"), P(None, "y"), P("y")),
-    "FSDP": (P("x"), P("x"), P("x")),
-}
-
-
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("of", [lambda f, _: f, grad], ids=["forward", "gradient"])
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "plain"])
-def test_layers(is_gated: bool, name: str, of: Any, axis_type: AxisType) -> None:
-    """Both layers of a block, of one weight or two and fused: the collectives of the same written out, but for what is
-    scattered where that is reduced and sliced."""
-    placed, first, last = LAYERS[name]
-    num = 4 if is_gated else 3
-    specs = (placed, *[first] * (num - 2), last)
-    sharding = P("x") if axis_type == AxisType.Explicit else None
-
-    def fused(x: jax.Array, *weights: jax.Array) -> jax.Array:
-        block = jax_bwgemm.gated_mlp if is_gated else functools.partial(jax_bwgemm.mlp, activation="silu")
-        return block(x, *weights, out_sharding=sharding, **H200)
-
-    def plain(x: jax.Array, *weights: jax.Array) -> jax.Array:
-        *firsts, down = weights
-        gate, *up = (x @ w for w in firsts)
-        h = jax.nn.silu(gate) * up[0] if up else jax.nn.silu(gate)
-        return jnp.matmul(h, down, out_sharding=sharding)
-
-    with jax.set_mesh(mesh_of(axis_type)):
-        shapes = (X, *[(32, 64)] * (num - 2), (64, 32))
-        operands = [jax.device_put(z, s) for z, s in zip(arrays(*shapes), specs, strict=True)]
-        got, found = compiled(of(fused, num), operands)
-        want, theirs = compiled(of(plain, num), operands)
-    scattered = found.count("reduce-scatter")
-    assert found.count("all-gather") <= theirs.count("all-gather")
-    assert found.count("all-reduce") <= theirs.count("all-reduce") - bool(scattered)
-    assert scattered in (0, num - 1) and set(found) <= {"all-gather", "all-reduce", "reduce-scatter"}
-    assert shapes_of(got) == shapes_of(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        near = 2.0**-5 * float(jnp.abs(b.astype(F32)).max())
-        np.testing.assert_allclose(np.asarray(a, F32), np.asarray(b, F32), rtol=2.0**-5, atol=near)
 
 
 @pytest.mark.parametrize("dtype", ["result", "float32"])

@@ -173,10 +173,20 @@ def test_the_steps_of_a_transformer_block_are_those_of_their_files() -> None:
     best = min(one["default"], one["cublaslt"], one["no-triton"])
     for time in (one["ours"], one["ours, fused"], one["default"], best):
         assert f"{time / 1000:.2f} ms" in text
+    one, *_ = [row["times_us"] for row in rows("models/h100x1.json")]
+    best = min(one["default"], one["cublaslt"], one["no-triton"])
+    said = [f"{time / 1000:.2f}" for time in (one["ours"], one["ours, fused"], one["default"], best)]
+    assert f"On one H100 {', '.join(said[:3])} and {said[3]} ms" in text
     ((two),) = [row["times_us"] for row in rows("models/h200x2.json")]
     best = min(two["default"], two["cublaslt"], two["no-triton"])
     assert f"{two['ours'] / 1000:.2f} ms, {two['default'] / two['ours']:.3f} times as fast" in text
     assert f"and {best / two['ours']:.3f} of its best flags" in text
+
+
+def test_a_decoding_step_of_an_h100() -> None:
+    row, text = rows("decode/h100.json")[0], " ".join(PAGE)
+    said = [f"{row[name]:.0f}" for name in ("ours_us", "accelerated_us", "xla_us")]
+    assert f"{said[0]} us by `install()`, {said[1]} by `accelerate`, and {said[2]} by XLA" in text
 
 
 def test_readme_says_the_means() -> None:

@@ -1,0 +1,71 @@
+"""Fused feed-forward blocks on a mesh that XLA partitions (tests/cpu/test_partition.py says how that is seen here)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from meshed import F32, H200, arrays, compiled, grad, mesh_of, shapes_of
+
+import jax_bwgemm
+from jax_bwgemm.ops import lowering
+
+
+@pytest.fixture(autouse=True)
+def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this CPU, planned for an H200."""
+    monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
+
+
+X = (4, 16, 32)
+BLOCKS: dict[str, tuple[P, P, P]] = {
+    "data parallel": (P("x"), P(), P()),
+    "tensor parallel": (P("x"), P(None, "y"), P("y")),
+    "FSDP": (P("x"), P("x"), P("x")),
+}
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("of", [lambda f, _: f, grad], ids=["forward", "gradient"])
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "plain"])
+def test_blocks(is_gated: bool, name: str, of: Any, axis_type: AxisType) -> None:
+    """Both layers of a block, of one weight or two and fused: the collectives of the same written out, but for what is
+    scattered where that is reduced and sliced."""
+    placed, first, last = BLOCKS[name]
+    num = 4 if is_gated else 3
+    specs = (placed, *[first] * (num - 2), last)
+    sharding = P("x") if axis_type == AxisType.Explicit else None
+
+    def fused(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        block = jax_bwgemm.gated_mlp if is_gated else functools.partial(jax_bwgemm.mlp, activation="silu")
+        return block(x, *weights, out_sharding=sharding, **H200)
+
+    def plain(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        *firsts, down = weights
+        gate, *up = (x @ w for w in firsts)
+        h = jax.nn.silu(gate) * up[0] if up else jax.nn.silu(gate)
+        return jnp.matmul(h, down, out_sharding=sharding)
+
+    with jax.set_mesh(mesh_of(axis_type)):
+        shapes = (X, *[(32, 64)] * (num - 2), (64, 32))
+        operands = [jax.device_put(z, s) for z, s in zip(arrays(*shapes), specs, strict=True)]
+        lowered = jax.jit(of(fused, num)).lower(*operands).as_text()
+        got, found = compiled(of(fused, num), operands)
+        want, theirs = compiled(of(plain, num), operands)
+    assert "CustomSPMDPartitioning" in lowered
+    scattered = found.count("reduce-scatter")
+    assert found.count("all-gather") <= theirs.count("all-gather")
+    assert found.count("all-reduce") <= theirs.count("all-reduce") - bool(scattered)
+    assert scattered in (0, num - 1) and set(found) <= {"all-gather", "all-reduce", "reduce-scatter"}
+    assert shapes_of(got) == shapes_of(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        near = 2.0**-7 * float(jnp.abs(b.astype(F32)).max())
+        np.testing.assert_allclose(np.asarray(a, F32), np.asarray(b, F32), rtol=2.0**-6, atol=near)
