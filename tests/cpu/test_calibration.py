@@ -126,7 +126,9 @@ def test_what_it_loses_where_xla_led() -> None:
     arch, products = load(path)
     lost = _said(arch, [_of_what_ships(product) for product in products], True)["mean"]
     said = f"Of {len(products)} products, most of them of those two that were more than 3 % behind, all kernels were "
-    said += f"timed (`regret/h100_losing.json`, which nothing is fitted to): the planner's choices lose {100 * lost:.1f} %"
+    said += (
+        f"timed (`regret/h100_losing.json`, which nothing is fitted to): the planner's choices lose {100 * lost:.1f} %"
+    )
     assert said in " ".join((ROOT / "docs" / "results.md").read_text().split()), said
 
 
