@@ -3,13 +3,15 @@
 The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
 of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in
 the place of what they fuse. With several GPUs the batch is divided over them, and the gradients of the weights are
-added.
+added. With one, CUPTI says what of each step its products take: no other library of products can spare the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from jax_bwgemm.bench.peers import FLAG_SETS
 from jax_bwgemm.runtime.decision import target_arch
 
 Weights = dict[str, jax.Array]
+OF_PRODUCTS = re.compile("sm_[0-9]+[a-f]_|nvjet|gemm|cutlass|splitK")  # of kernels' symbols: ours, cuBLAS's, Triton's
+SPLIT_ROUNDS = 5
+PASSES = 3  # of each weight: forward, and the gradients of its operand and of itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Block:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d, f = self.width, self.ffn
         return {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "gate": (d, f), "up": (d, f), "down": (f, d)}
+
+    @property
+    def flops(self) -> float:
+        """Of a step's products with weights."""
+        return 2.0 * PASSES * self.batch * self.length * sum(math.prod(shape) for shape in self.shapes().values())
 
     def __str__(self) -> str:
         tokens = f"{self.batch} x {self.length} tokens"
@@ -87,12 +97,14 @@ def main(rounds: int, path: Path | None, commit: str, blocks: Sequence[Block] = 
     content: dict[str, Any] = {"machine": machine.describe(commit), "gpus": num, "rounds": rounds, "rows": []}
     method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
     for block in blocks:
-        row = measure(block, clock, rounds)
+        limit_us = block.flops / (num * arch.peak_tflops * 1e6)
+        row = {"limit_us": limit_us} | measure(block, clock, rounds)
         content["rows"].append({"block": dataclasses.asdict(block), "method": method} | row)
-        print(f"{block}, {num} GPU{'s' * (num > 1)}: {method}")
+        print(f"{block}, {num} GPU{'s' * (num > 1)}: {method}; products at the peak rate {limit_us:.1f} us")
         for name, us in row["times_us"].items():
-            ratio = us / row["times_us"]["ours"]
-            print(f"{name:18} {us:10.1f} us  {ratio:.3f} of ours  loss {row['losses'][name]:.6f}", flush=True)
+            ratio, products_us = us / row["times_us"]["ours"], row["products_us"].get(name)
+            said = f"  products {products_us:.1f} us" if products_us else ""
+            print(f"{name:18} {us:10.1f} us  {ratio:.3f} of ours  loss {row['losses'][name]:.6f}{said}", flush=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
     return 0
@@ -105,7 +117,15 @@ def measure(block: Block, clock: Any, rounds: int) -> dict[str, Any]:
     measures = {name: clock(program, 1, *operands) for name, program in programs.items()}
     samples = timing.alternate(measures, rounds, 0.0)
     times = {name: sample.median_us for name, sample in samples.items()}
-    return {"times_us": times, "losses": losses, "kernels": kernels(programs["ours"])}
+    split = clock is not timing.host_clock and jax.device_count() == 1
+    products = {name: products_us(program, *operands) for name, program in programs.items()} if split else {}
+    return {"times_us": times, "products_us": products, "losses": losses, "kernels": kernels(programs["ours"])}
+
+
+def products_us(program: Any, *operands: Any) -> float:
+    """Of the kernels of one call that multiply by weights, by CUPTI; the attention's, where cuDNN has it, are others."""
+    found = timing.kernel_times(program, SPLIT_ROUNDS, *operands, rests=True)
+    return sum(us for symbol, us in found if OF_PRODUCTS.search(symbol)) / SPLIT_ROUNDS
 
 
 def make_operands(block: Block) -> tuple[Weights, jax.Array]:

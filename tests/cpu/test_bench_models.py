@@ -91,6 +91,23 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> No
     (row,) = json.loads(path.read_text())["rows"]
     assert set(row["times_us"]) == {"ours", "ours, no-triton", "ours, fused", "default", "no-triton"}
     assert max(row["losses"].values()) == pytest.approx(min(row["losses"].values()), rel=1e-3)
+    assert row["products_us"] == {}  # what a kernel is for, no host's clock tells
+    flops = 2 * 3 * (8 * 16) * (4 * 64 * 64 + 3 * 64 * 96)
+    assert row["limit_us"] == pytest.approx(flops / (num * ARCHS["h200"].peak_tflops * 1e6))
+
+
+def test_what_products_take_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of either library's products and others: per call, in microseconds."""
+    call = [
+        ("sm_90a_bf16_bf16_bf16_knn_128x256x64_cta1_cluster2x1_identity_0", 700.0),
+        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NNN", 300.0),
+        ("gemm_fusion_dot_3_0", 20.0),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3_64x128x128", 90.0),
+        ("loop_multiply_fusion", 8.0),
+        ("input_reduce_fusion_2", 4.0),
+    ]
+    monkeypatch.setattr(timing, "kernel_times", lambda program, rounds, *operands, rests: rounds * call)
+    assert models.products_us(None) == pytest.approx(1020.0)
 
 
 @pytest.mark.long
