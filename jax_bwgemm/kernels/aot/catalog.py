@@ -118,7 +118,7 @@ HOPPER_ROWS = (
 # results/regret, which an H200 took.
 HOPPER_FEW_COLUMNS = (
     Tile(64, 16, stream_k=True),
-    Tile(64, 16, cluster_k=8),
+    Tile(64, 32, cluster_m=4, stream_k=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
 )
 _DIRECT_TURNED = tuple(tile for tile in HOPPER_DIRECT if tile != Tile(128, 128, direct=True))  # which spills there
@@ -133,13 +133,33 @@ _NOT_FORWARD = (
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 64, cluster_n=2, pingpong=True),
+    Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(64, 64, cluster_n=4, pingpong=True),
+    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(64, 128, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(192, 96, cluster_m=2, cluster_n=2),
+    HOPPER_STREAM,
     HOPPER_STREAM_192,
 )  # of odd rows, of other bytes, of weights' gradients, and of the transposed product
 HOPPER_FORWARD = (
     *(tile for tile in HOPPER_FURTHER if tile not in _NOT_FORWARD),
     *HOPPER_FEW_COLUMNS,
+    Tile(64, 16),
+    Tile(64, 32),
     Tile(64, 32, cluster_k=4),
     Tile(64, 32, cluster_m=4, pingpong=True),
+)
+HOPPER_KN = (
+    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(192, 96, cluster_m=2, cluster_n=2),
+)
+HOPPER_KK = (
+    Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
 )
 HOPPER_OF_WEIGHTS = (
     HOPPER_LARGE_STREAM,
@@ -166,19 +186,24 @@ HOPPER_OF_WEIGHTS = (
     Tile(64, 48, cluster_k=8),
     Tile(64, 128, cluster_k=4),
     Tile(192, 192, cluster_n=2),
-    Tile(256, 128, cluster_m=2),
-    Tile(128, 96, cluster_m=4, pingpong=True),
+    Tile(64, 32, cluster_m=4, pingpong=True),
+    Tile(64, 64, cluster_n=4, pingpong=True),
+    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 128, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
 )  # their gradients, whose sums run over the rows of both operands
 HOPPER_OF_WEIGHTS_SWAPPED = (
     HOPPER_FEW,
     Tile(128, 16, stream_k=True),
-    Tile(64, 16, cluster_k=8),
     Tile(64, 32, cluster_k=8),
     Tile(128, 160, cluster_m=2),
     Tile(64, 32, cluster_m=4, pingpong=True),
     HOPPER_TALL,
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 192, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 32, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(64, 32, cluster_m=4, stream_k=True),
 )
 HOPPER_HALF = (
     HOPPER_LARGE_STREAM,
@@ -260,7 +285,8 @@ ROWS = {
         Row(HOPPER_BASE, (*SAME, (BF16, BF16, F32))),
         Row(HOPPER_BASE[:2], ((F16, F16, F32),), MAJORS),
         Row(HOPPER_FORWARD, BF16_ONLY, FORWARD),
-        Row((HOPPER_STREAM_192,), BF16_ONLY, ("kn",)),  # which spills 8 bytes with a k-major b
+        Row((HOPPER_STREAM_192, *HOPPER_KN), BF16_ONLY, ("kn",)),  # the first spills 8 bytes with a k-major b
+        Row(HOPPER_KK, BF16_ONLY, ("kk",)),
         Row(HOPPER_OF_WEIGHTS, BF16_ONLY, WEIGHTS),
         Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row(HOPPER_OF_WEIGHTS_SWAPPED, BF16_ONLY, ("mn", "kn"), c_major="m"),
