@@ -56,6 +56,13 @@ Status Read(const Attributes& attrs, std::string_view name, int64_t low, int64_t
   return CheckRange(name, *value, low, high);
 }
 
+Status ReadOr(const Attributes& attrs, std::string_view name, int32_t otherwise, int64_t low, int64_t high,
+              int32_t* value) {
+  *value = otherwise;
+  if (attrs.Find(name, value) == Found::kNo) return {};
+  return Read(attrs, name, low, high, value);
+}
+
 Status CheckRange(std::string_view name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
   return InvalidArgument("`", name, "` requires ", low, "..", high, ", got ", value);

@@ -60,6 +60,10 @@ Status Read(const Attributes& attrs, std::string_view name, std::string* value);
 // An int32 of low..high.
 Status Read(const Attributes& attrs, std::string_view name, int64_t low, int64_t high, int32_t* value);
 
+// The same, or `otherwise` where there is none: what calls that were exported before it did not say.
+Status ReadOr(const Attributes& attrs, std::string_view name, int32_t otherwise, int64_t low, int64_t high,
+              int32_t* value);
+
 Status CheckRange(std::string_view name, int64_t value, int64_t low, int64_t high);
 
 }  // namespace jbw

@@ -12,6 +12,8 @@ constexpr int64_t kMaxClusterTiles = kInt32Max - kMaxGridZ;  // a CTA's last ste
 constexpr uint64_t kMaxStrideBytes = uint64_t{1} << 40;      // cuTensorMapEncodeTiled: strides below 2^40
 constexpr int64_t kMaxClusterCtas = 16;                      // of H100 and B200, CUDA C++ programming guide, clusters
 
+constexpr int64_t kMaxRounds = 64;
+
 constexpr int64_t kFlagBytes = 4096;     // Python's tile.FLAG_BYTES
 constexpr int64_t kFlagBytesOfCta = 16;  // two store groups
 
@@ -29,6 +31,7 @@ Status ReadGeometry(const Attributes& attrs, Geometry* geometry) {
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_tiles", 0, kInt32Max, &geometry->stream_tiles));
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_clusters", 1, kMaxGridZ, &geometry->stream_clusters));
   JBW_RETURN_IF_ERROR(Read(attrs, "tile_grid", 0, 2, &geometry->tile_grid));
+  JBW_RETURN_IF_ERROR(ReadOr(attrs, "rounds", 1, 1, kMaxRounds, &geometry->rounds));
   JBW_RETURN_IF_ERROR(Read(attrs, "pdl", 0, 1, &geometry->pdl));
   return CheckRange("cluster_m * cluster_n * cluster_k",
                     geometry->cluster_m * geometry->cluster_n * geometry->cluster_k, 1, kMaxClusterCtas);
@@ -52,12 +55,15 @@ Status WorkspaceClusters(const Geometry& geometry, int64_t bytes, int64_t* num_c
   return {};
 }
 
-// At once, in a persistent grid. Fewer tiles than clusters may be shared by more of them, through a workspace.
+// At once, in a persistent grid; in rounds, so many times as many, each with its part of the tiles: where one ends, the
+// CTAs of another kernel may start. Fewer tiles than clusters may be shared by more of them, through a workspace, where
+// all must be there at once.
 Status CountClusters(const Geometry& geometry, const JbwBuffer* workspace, int32_t max_active_clusters,
                      int64_t num_tiles, int64_t* num_clusters) {
   JBW_RETURN_IF_ERROR(CheckRange("max_active_clusters", max_active_clusters, 1, kInt32Max));
   if (!workspace) {
-    *num_clusters = std::min({num_tiles, int64_t{max_active_clusters}, kMaxGridZ / geometry.cluster_k});
+    const int64_t in_rounds = int64_t{geometry.rounds} * max_active_clusters;
+    *num_clusters = std::min({num_tiles, in_rounds, kMaxGridZ / geometry.cluster_k});
     return {};
   }
   int64_t with_room;

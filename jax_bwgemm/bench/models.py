@@ -123,7 +123,7 @@ def measure(block: Block, clock: Any, rounds: int) -> dict[str, Any]:
 
 
 def products_us(program: Any, *operands: Any) -> float:
-    """Of the kernels of one call that multiply by weights, by CUPTI; the attention's, where cuDNN has it, are others."""
+    """Of the kernels of one call that multiply, by CUPTI; not of the attention's, where cuDNN has it."""
     found = timing.kernel_times(program, SPLIT_ROUNDS, *operands, rests=True)
     return sum(us for symbol, us in found if OF_PRODUCTS.search(symbol)) / SPLIT_ROUNDS
 

@@ -12,6 +12,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.symbols import Symbols, sized
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.origins import users_line
+from jax_bwgemm.ops.partition import spans_devices
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.shape_rules import viewed
 from jax_bwgemm.ops.taking import Sources
@@ -128,6 +129,7 @@ def asked_of(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[View, A
         view.has_other,
         settings.is_batch_invariant,
         symbols,
+        spans_devices(ctx),
     )
     return view, asked
 

@@ -40,6 +40,13 @@ except ImportError:  # `why_not` says so where it matters
     told_devices = set()
 
 
+def spans_devices(ctx: Any) -> bool:
+    """Whether the program that is being lowered runs on several devices: then collectives may run beside a kernel."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    return (getattr(context, "num_devices", 1) or 1) > 1 if mesh is None else mesh.size > 1
+
+
 def is_divided(ctx: Any) -> bool:
     """Whether XLA partitions the program that is being lowered: not for one device, nor in a shard_map of all axes."""
     context = ctx.module_context.axis_context

@@ -28,13 +28,14 @@ from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.direct import launch_stages
 from jax_bwgemm.planner.measured import Record
-from jax_bwgemm.planner.order import l2_hints, raster, result_hint
+from jax_bwgemm.planner.order import ROUND_US, l2_hints, raster, result_hint, rounds
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 CORRECTED_TIE = 1.01  # where predictions are corrected: 128x256 alone, of 4096^3 and 8192^3, is predicted to take 2 %
 # less than in pairs, and takes 0.5 to 1 % less (H200)
 POWER_US = 100.0  # from which on a tie is broken where predictions are corrected, too: bursts, which they are of, end
+GIVES_WAY = 1.03  # times the best: what leaves SMs to other kernels may take so long where there are some
 NOISE = 1.003  # so close, the model decides; tunings repeat within some 1 %, among which either choice will do
 SURE_CLUSTER_CTAS = 2  # SMs come in pairs (TPCs); a larger cluster leaves some of a GPC empty
 PDL_MAX_US = 10.0  # 50 products of 1024^3 in a chain: 8 % faster on an H200; of 2048^3, 3 to 5 % slower
@@ -71,7 +72,8 @@ class Plan:
     row first, else columns, walked column first. `raster_order`, of `order.RASTER_ORDERS`: every group from the same
     side, or every second one backwards. `a_l2`, `b_l2` and `c_l2`, of `order.L2_HINTS`, are for the kernel's operands
     and results. `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct
-    tile's launch has room for; 0: all that its kernel has. With `pdl` the kernel may start before the one before it
+    tile's launch has room for; 0: all that its kernel has. `rounds`: as many as `order.rounds` says, if the device is
+    shared with other kernels, else 1. With `pdl` the kernel may start before the one before it
     ends (programmatic dependent launch). `in_parts`: the batch are parts of one sum (`parts`), which lie side by side
     in the rows of k-major operands. `candidates` are in the planner's order of preference. `record` holds the measured
     times that the choice follows, if it does.
@@ -92,6 +94,7 @@ class Plan:
     pdl: bool = False
     stream: Stream = NO_STREAM
     stages: int = 0
+    rounds: int = 1
     in_parts: bool = False
     record: Record | None = None
 
@@ -204,6 +207,7 @@ def plan(
     symbols: Symbols | None = None,
     is_calibrated: bool = True,
     in_parts: bool = False,
+    shares_device: bool = False,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
 
@@ -228,6 +232,7 @@ def plan(
       is_calibrated: False for the cost model alone, as for whoever fits it.
       in_parts: the batch are parts of one sum, as `Plan` has it. A kernel that is missing is not priced: this is one of
         several looks at a product, and none that a kernel would be compiled for.
+      shares_device: other kernels want SMs meanwhile, as those of collectives do over a mesh.
     """
     given = None if tile is None else Candidate(tile, problem)
     if given and (reason := _why_not(given, arch, batch_invariant, symbols)):
@@ -246,6 +251,7 @@ def plan(
         return Plan(problem, arch, judged, reason=reason)
     is_measured = judged[0].measured_us is not None
     best = _fastest(judged) if is_measured else _best(judged, arch, known)
+    best = _giving_way(best, judged) if shares_device else best
     if unpadded and not best.tile.direct:  # which takes operands as they lie
         return Plan(problem, arch, judged, reason=unpadded)
     seen = best.problem
@@ -272,6 +278,7 @@ def plan(
         pdl=pdl,
         stream=stream,
         stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,
+        rounds=rounds(best.tile, _expected_us(best)) if shares_device else 1,
         in_parts=in_parts,
         record=source,
     )
@@ -383,6 +390,26 @@ def _best(judged: tuple[Candidate, ...], arch: Arch, known: Calibration | None) 
         return costs[0][1]
     tied = [(_shows_epilogue(c, arch), cost.l2_bytes, c) for cost, c in costs if cost.us <= tie * costs[0][0].us]
     return min(tied, key=lambda entry: entry[:2])[-1]
+
+
+def _giving_way(best: Candidate, judged: tuple[Candidate, ...]) -> Candidate:
+    """In place of a long kernel whose clusters must all be there at once, one that can be launched in rounds, if that
+    takes hardly longer."""
+    if not best.tile.stream_k or _expected_us(best) < 2 * ROUND_US:
+        return best
+    is_measured = best.measured_us is not None
+    able = [
+        c for c in judged if c.reason is None and not c.tile.stream_k and is_measured == (c.measured_us is not None)
+    ]
+    other = min(able, key=_expected_us, default=best)
+    return other if _expected_us(other) <= GIVES_WAY * _expected_us(best) else best
+
+
+def _expected_us(candidate: Candidate) -> float:
+    """Measured, else predicted; infinite where neither."""
+    if candidate.measured_us:
+        return _whole_us(candidate)
+    return candidate.cost.us if candidate.cost else math.inf
 
 
 def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:

@@ -20,6 +20,7 @@ SHORTEST = 64  # for more, XLA's default flags choose other kernels than its bes
 UNEVEN = 1000  # and of operands that have rows off 16 bytes: beyond, XLA pads them, too
 THIN, THIN_TERMS = 5, 3200  # rows or columns that XLA multiplies as vectors while it reads the other operand; with more
 # terms it is the slower one
+VECTOR_BYTES = 2e7  # of a matrix times a vector: larger ones XLA's default flags may give to a slower kernel
 ROW = 1.07  # times what is predicted of our kernels, which were timed several launches in a row (bench/candidates): so
 # long they took behind others, as XLA's were timed (results/random/h200-88211.json)
 
@@ -48,6 +49,9 @@ SHORT_KIND = Kind(1.81, 0.0122, 0.41, 1.9)
 UNEVEN_KIND = Kind(2.76, 0.0057, 0.98, 1.92, least=1.0)
 THIN_KIND = Kind(1.36, 0.0029, 0.0, 2.45, least=1.0)
 VECTOR_KIND = Kind(1.57, 0.0059, 1.39, 1.15)
+# A matrix whose rows are k, times a vector, is a reduction of XLA's. An H100 takes 3.0 us of 1x366x4088:nt, and by the
+# best of our kernels 5.3 (results/vectors, `bench --shapes`).
+ROWS_KIND = Kind(2.1, 0.0, 0.0, 1.16)
 
 
 def xla_us(problem: Problem, arch: Arch) -> float | None:
@@ -63,6 +67,8 @@ def xla_us(problem: Problem, arch: Arch) -> float | None:
 
 def _kind(problem: Problem) -> Kind | None:
     if not any(padding(problem, operand) for operand in "ab"):
+        if _is_rows_by_vector(problem):
+            return ROWS_KIND
         if problem.k > SHORT:
             return None
         if problem.k > SHORTEST:
@@ -74,6 +80,11 @@ def _kind(problem: Problem) -> Kind | None:
     if problem.k <= SHORT:
         return SHORT_KIND
     return UNEVEN_KIND if problem.k <= UNEVEN else None
+
+
+def _is_rows_by_vector(problem: Problem) -> bool:
+    rows = problem.b_major == "k" if problem.m == 1 else problem.n == 1 and problem.a_major == "k"
+    return rows and problem.min_bytes <= VECTOR_BYTES
 
 
 def why_xla(problem: Problem, us: float, arch: Arch) -> str | None:

@@ -56,6 +56,7 @@ class Asked:
     is_transpose: Pair = (False, False)
     batch_invariant: bool = False
     symbols: Symbols | None = None
+    shares_device: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
         considered.append(route.problem)
         try:
             how = asked.device, asked.tile, asked.is_emulated, asked.batch_invariant, asked.symbols
-            decision = decide(route.problem, *how)
+            decision = decide(route.problem, *how, shares_device=asked.shares_device)
         except ValueError as error:
             illegal = illegal or str(error)
             continue
@@ -247,7 +248,8 @@ def _routes(problem: Problem, asked: Asked, arch: Arch, has_repack: HasRepack) -
 def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:
     """With the kernel that the planner would choose of all, if that is all that is missing."""
     problem, symbols = refused.route.problem, asked.symbols
-    wanted = plan(problem, arch, asked.tile, batch_invariant=asked.batch_invariant, symbols=symbols)
+    is_invariant, shares = asked.batch_invariant, asked.shares_device
+    wanted = plan(problem, arch, asked.tile, batch_invariant=is_invariant, symbols=symbols, shares_device=shares)
     if wanted.variant is None or why_not_launched(asked.is_emulated):
         return None
     return _priced(Attempt(refused.route.to(wanted.tile), wanted, is_missing=True, reason=refused.reason), arch)
@@ -320,7 +322,7 @@ def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
 def _of_parts(asked: Asked, arch: Arch, route: Route, problem: Problem, count: int) -> Attempt | None:
     """By the route of the whole, which has no other passes before it."""
     divided = parts.divided(problem, count)
-    decision = decide(divided, asked.device, None, asked.is_emulated, in_parts=True)
+    decision = decide(divided, asked.device, None, asked.is_emulated, in_parts=True, shares_device=asked.shares_device)
     if decision.entry is None:
         return None
     own = dataclasses.replace(route, problem=divided).to(decision.entry.variant.tile)

@@ -70,6 +70,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "stream_tiles": plan.stream.tiles,
         "stream_clusters": plan.stream.clusters,
         "tile_grid": _tile_grid(tile, entry.variant.c_major),
+        "rounds": plan.rounds,
         "pdl": int(plan.pdl),
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,

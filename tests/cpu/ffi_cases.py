@@ -201,7 +201,7 @@ def _attributes() -> dict[str, Any]:
         cta_m=128, mma_n=256, out_n=256, cluster_m=2, cluster_n=1, cluster_k=1, num_threads=384, smem_bytes=232448
     )
     raster = dict(raster_group=8, raster_along_n=1, raster_order=1)
-    launch = dict(stream_tiles=0, stream_clusters=1, tile_grid=0, pdl=0)
+    launch = dict(stream_tiles=0, stream_clusters=1, tile_grid=0, rounds=1, pdl=0)
     return dict(geometry, **raster, a_l2="normal", b_l2="normal", c_l2="normal", alpha=0.5, **launch)
 
 

@@ -179,6 +179,30 @@ def test_l2_policies() -> None:
         assert leaves == [struct.pack("<Q", values[code]) for code in hints]
 
 
+@pytest.mark.parametrize(("num", "active", "clusters"), [(1, 5, 5), (2, 5, 10), (4, 5, 20), (4, 7, 24), (64, 132, 24)])
+def test_rounds_are_clusters_that_follow_each_other(num: int, active: int, clusters: int) -> None:
+    """(2, 1000, 520) in tiles of 256 x 256: 24 of them, of two CTAs each."""
+    request = ffi_cases.request(rounds=num)
+    request.max_active_clusters = active
+    plan = request.plan()
+    assert (plan.num_cluster_tiles, list(plan.grid)) == (24, [2, 1, clusters])
+
+
+def test_a_call_of_before_there_were_rounds_has_one() -> None:
+    request = ffi_cases.request()
+    request.max_active_clusters = 5
+    del request.attributes["rounds"]
+    assert list(request.plan().grid) == [2, 1, 5]
+
+
+def test_clusters_that_share_tiles_are_all_there_at_once() -> None:
+    """Whatever the rounds: a workspace has room for those that run at once."""
+    for num in (1, 4):
+        request = ffi_cases.request(rounds=num, workspace_bytes=4096 + 66 * 2 * 128 * 256 * 4)
+        request.max_active_clusters = 5
+        assert list(request.plan().grid) == [2, 1, 5]
+
+
 def test_programmatic_dependent_launch_is_passed_on() -> None:
     assert [ffi_cases.request(pdl=pdl).plan().pdl for pdl in (0, 1)] == [0, 1]
 

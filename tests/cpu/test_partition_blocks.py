@@ -15,13 +15,47 @@ from jax.sharding import PartitionSpec as P
 from meshed import F32, H200, arrays, compiled, grad, mesh_of, shapes_of
 
 import jax_bwgemm
-from jax_bwgemm.ops import lowering
+from jax_bwgemm.ops import choices, lowering
+from jax_bwgemm.planner.routes import Route
+from jax_bwgemm.runtime.attempts import Attempt
 
 
 @pytest.fixture(autouse=True)
 def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this CPU, planned for an H200."""
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
+
+
+def _asked(f: Any, operands: Any) -> list[bool]:
+    """Of each product of a compiled program, whether others are said to want SMs beside it."""
+    found: list[bool] = []
+
+    def choose(asked: Any, _: Any) -> Attempt:
+        found.append(asked.shares_device)
+        return Attempt(Route(asked.problem), reason="this is a CPU")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choices, "choose", choose)
+        jax.jit(f).lower(*operands).compile()
+    return found
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_a_product_of_a_mesh_shares_its_device(axis_type: AxisType) -> None:
+    """Collectives run beside it: of a layer's gradient, and by hand. Not on one device, and not on a mesh of one."""
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax_bwgemm.matmul(x, w, **H200)
+
+    x, w = arrays((16, 64), (64, 32))
+    assert _asked(grad(layer), (x, w)) == [False] * 3
+    with jax.set_mesh(mesh_of(axis_type)):
+        placed = jax.device_put(x, P("x")), jax.device_put(w, P())
+        assert _asked(grad(layer), placed) == [True] * 3
+        by_hand = jax.shard_map(layer, in_specs=(P("x"), P()), out_specs=P("x"))
+        assert _asked(by_hand, placed) == [True]
+    with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(axis_type,), devices=jax.devices()[:1])):
+        assert _asked(layer, (jax.device_put(x, P("x")), jax.device_put(w, P()))) == [False]
 
 
 X = (4, 16, 32)

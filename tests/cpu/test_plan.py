@@ -14,7 +14,8 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.planner.cost import roofline_us
-from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster, result_hint
+from jax_bwgemm.planner.measured import Record, Time, key
+from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster, result_hint, rounds
 from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, SWAPPED_ROWS, candidates, plan
 
 
@@ -347,6 +348,35 @@ def test_a_familys_device_that_nobody_lists_has_no_integers():
 def test_only_short_kernels_start_early():
     assert plan(Problem(1024, 1024, 1024), H200).pdl
     assert not plan(Problem(4096, 4096, 4096), H200).pdl
+
+
+@pytest.mark.parametrize(
+    ("us", "num"), [(3.0, 1), (80.0, 1), (159.9, 1), (160.0, 2), (173.0, 2), (240.0, 3), (400.0, 4), (5000.0, 4)]
+)
+def test_rounds_of_a_kernel(us: float, num: int):
+    """80 us each at least, up to four; one of clusters that share tiles, and where each tile is a CTA anyhow."""
+    assert rounds(Tile(128, 256, cluster_m=2), us) == num
+    assert rounds(Tile(128, 256, cluster_m=2, stream_k=True), us) == 1
+    assert rounds(Tile(64, 64, direct=True), us) == 1
+
+
+def test_a_kernel_beside_others_is_launched_in_rounds():
+    problem = Problem(4096, 4096, 4096)
+    alone, shared = plan(problem, H200), plan(problem, H200, shares_device=True)
+    assert alone.rounds == 1 and shared.rounds == 2 and shared.tile == alone.tile
+    short = Problem(1024, 1024, 1024)
+    assert plan(short, H200, shares_device=True) == plan(short, H200)
+
+
+@pytest.mark.parametrize("slower", [1.02, 1.04])
+def test_clusters_that_share_tiles_give_way_to_what_takes_hardly_longer(slower: float):
+    """Their time and another's, measured: for 3 % they are left."""
+    problem = Problem(4096, 4096, 8192)
+    tiles = [(Tile(128, 256, cluster_m=2, stream_k=True), 340.0), (Tile(128, 256, cluster_m=2), 340.0 * slower)]
+    record = Record(key(problem), "", tuple(Time(str(tile), False, us, "") for tile, us in tiles))
+    assert plan(problem, H200, record=record).tile == tiles[0][0]
+    found = plan(problem, H200, record=record, shares_device=True)
+    assert (found.tile, found.rounds) == ((tiles[1][0], 4) if slower < 1.03 else (tiles[0][0], 1))
 
 
 def test_rows_that_are_columns_of_the_transposed_product():
