@@ -31,7 +31,7 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
-    for name in ("SHORT", "UNEVEN", "THIN_TERMS"):
+    for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES"):
         monkeypatch.setattr(short, name, 0)  # tests' small products are for kernels; test_short has it
     forget_reported()
     attempts.forget()  # some tests replace the planner

@@ -117,20 +117,15 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
     arch = target_arch(None)
     if isinstance(arch, str) or jax.device_count() < 2:
         raise ValueError(f"`--meshes` requires two Hopper or Blackwell GPUs, got {jax.devices()}")
-    facts = machine.describe(commit)
-    found = []
-    for row in rows():
-        found.append(measured := measure(row, arch, rounds))
-        print(line(measured), flush=True)
     path = path or Path(__file__).parent / "results" / "meshes" / f"{arch.name}x{jax.device_count()}.json"
-    content = {
-        "machine": facts,
-        "rounds": rounds,
-        "calls": timing.HOST_BATCH,
-        "rows": [dataclasses.asdict(x) for x in found],
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    found: list[dict[str, Any]] = []
+    content = {"machine": machine.describe(commit), "rounds": rounds, "calls": timing.HOST_BATCH, "rows": found}
+    for row in rows():
+        measured = measure(row, arch, rounds)
+        print(line(measured), flush=True)
+        found.append(dataclasses.asdict(measured))
+        path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
     return 0
 

@@ -40,7 +40,6 @@ HOPPER_FURTHER = (
     Tile(128, 160, cluster_m=4, pingpong=True),
     Tile(128, 192, pingpong=True),
     Tile(192, 192, cluster_n=2),
-    Tile(256, 128, cluster_m=2),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),

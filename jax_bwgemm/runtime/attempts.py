@@ -27,7 +27,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, parts, short
 from jax_bwgemm.planner.cost import pass_us
-from jax_bwgemm.planner.plan import Candidate, Plan, is_small, plan
+from jax_bwgemm.planner.plan import Candidate, Plan, is_raw, is_small, plan
 from jax_bwgemm.planner.routes import HasRepack, Pair, Route, routes
 from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry
@@ -236,11 +236,12 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
 
 def _routes(problem: Problem, asked: Asked, arch: Arch, has_repack: HasRepack) -> Iterator[Route]:
     """The best first. Before them, for a direct kernel alone (`pads` is False), the one that is the best if nothing has
-    to be padded, where that is another."""
+    to be padded, where that is another: of a small product, or a thin one, whose large operand a transpose would pass
+    over first."""
     found = routes(problem, asked.is_transpose, arch, has_repack)
-    if problem.is_static and is_small(problem, arch):
+    if problem.is_static:
         shortest = routes(problem, asked.is_transpose, arch, has_repack, reads_any=True)[0]
-        if shortest != found[0]:
+        if shortest != found[0] and (is_small(problem, arch) or is_raw(shortest.problem, arch)):
             yield dataclasses.replace(shortest, pads=False)
     yield from found
 

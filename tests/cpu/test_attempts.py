@@ -24,7 +24,7 @@ from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
-LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS")}
+LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES")}
 BEST, SMALL, NARROW = Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 64, stream_k=True)
 BF16 = ("bfloat16",) * 3
 
@@ -51,6 +51,17 @@ def with_epilogue(problem, **steps):
 FEW = Problem(64, 4096, 14400)  # not in the table that ships
 FEW_RELU = with_epilogue(FEW, activation="relu")
 PRODUCT = (*BF16[:2], "float32")
+
+
+def test_a_thin_product_reads_its_rows_from_before_a_transpose(have):
+    """As given, a has rows that TMA steps over, but only once a pass over 164 MB has made them; before it, it has not,
+    and a direct kernel reads those."""
+    tile = Tile(64, 16, direct=True)
+    have(*(fake_entry(Variant("sm_90a", *BF16, major, "n", tile, Epilogue().out, "n", "threads")) for major in "mk"))
+    thin = Problem(6052, 4, 13568)
+    chosen = ladder(Asked(thin, "h100", is_transpose=(True, False))).attempts[0]
+    assert (chosen.route.from_source, chosen.problem.a_major) == ((True, False), "m")
+    assert ladder(Asked(thin, "h100")).attempts[0].problem.a_major == "k"  # a itself: nothing was transposed
 
 
 def test_a_fused_kernel_wins_where_it_is_as_fast(have):

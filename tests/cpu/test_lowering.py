@@ -59,6 +59,7 @@ def test_attributes(artifacts_dir):
         "stream_tiles": "0 : i32",
         "stream_clusters": "1 : i32",
         "tile_grid": "0 : i32",
+        "rounds": "1 : i32",
         "pdl": "1 : i32",
         "buffers": "a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:float32[l,m,n]%16",
         "tensor_maps": "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 2:f32[32,64,1]/128/16",
@@ -89,7 +90,7 @@ def test_a_stream_k_has_a_second_result(artifacts_dir):
 
 
 def test_a_weight_gradient_may_share_tiles(artifacts_dir):
-    x, w = struct(33792, 1024), struct(1024, 1024)
+    x, w = struct(131072, 1024), struct(1024, 1024)
     text = hlo(lambda x, w, ct: jax.vjp(matmul, x, w)[1](ct), x, w, x)
     of_x, of_w = sorted(calls(text), key=lambda call: call["a_major"])
     assert (of_x["a_major"], of_x["types"].count("ui8")) == ("k", 0)

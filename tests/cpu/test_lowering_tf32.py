@@ -94,5 +94,6 @@ def test_explained(repacks_dir):
     text = str(jax_bwgemm.explain(array(4096, 4096), array(4096, 4096), device="h200"))
     assert re.search(r"runs sm_90a_f32_f32_f32_mkm_\S+_identity, whose cubin", text)
     assert "C^T = B^T A^T: wgmma takes an n-major float32 b as its A only, from registers" in text
-    out = [line for line in text.splitlines() if "out:" in line]  # ping-pongs whose registers A has
-    assert "first:" not in text and all("an accumulator requires at most" in line for line in out)
+    out = [line for line in text.splitlines() if "out:" in line]  # ping-pongs whose registers A has, or odd widths
+    reasons = "an accumulator requires at most", "`mma_n` requires 16 or a multiple of 32 for float32"
+    assert "first:" not in text and all(any(reason in line for reason in reasons) for line in out)

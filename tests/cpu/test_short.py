@@ -16,7 +16,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import short
 
 H200, H100 = by_name("h200"), by_name("h100")
-LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS")}
+LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES")}
 # By how much half and nine tenths of the products are off at most, and a tenth or a fifth more.
 EXPECTED = {
     "EVEN_KIND": (0.12, 0.40),

@@ -29,7 +29,7 @@ from jax_bwgemm.runtime.decision import decide
 from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
 from tests.emu.shipped import copy_alone, rewrite_ptx, why_any_missing
 
-PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x128x64_cta1_cluster2x1"
+PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x256x64_cta1_cluster2x1"
 WHY_NOT = ffi.status() or why_any_missing("sm_100f", "sm_90a")
 pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
@@ -162,7 +162,7 @@ def _majors(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "tile"), [("sm_100f", SINGLE), ("sm_100f", PAIR), ("sm_90a", SINGLE), ("sm_90a", f"{HOPPER}_pingpong")]
+    ("target", "tile"), [("sm_100f", SINGLE), ("sm_100f", PAIR), ("sm_90a", SINGLE), ("sm_90a", "128x128x64_cta1_cluster2x1_pingpong")]
 )
 @pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
 def test_residual(steps: str, target: str, tile: str) -> None:

@@ -21,7 +21,7 @@ from jax_bwgemm.runtime.emulated import Kernel, kernel_of
 from tests.emu.shipped import why_missing
 
 PROBLEM = Problem(256, 264, 136)
-KERNELS = {"b200": Tile(256, 256, cta_group=2, cluster_m=2), "h200": Tile(128, 128, cluster_m=2)}
+KERNELS = {"b200": Tile(256, 256, cta_group=2, cluster_m=2), "h200": Tile(128, 256, cluster_m=2)}
 TARGETS = {"b200": "sm_100f", "h200": "sm_90a"}
 MISSING = (why_missing(variant_for(PROBLEM, tile, TARGETS[device])) for device, tile in KERNELS.items())
 WHY_NOT = ffi.status() or next(filter(None, MISSING), None)

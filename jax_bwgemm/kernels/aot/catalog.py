@@ -160,7 +160,7 @@ HOPPER_KN = (
 HOPPER_KK = (
     Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
-)
+)  # of forward products with a b of the one major or the other
 HOPPER_OF_WEIGHTS = (
     HOPPER_LARGE_STREAM,
     Tile(128, 192, pingpong=True),
