@@ -162,7 +162,8 @@ def _majors(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "tile"), [("sm_100f", SINGLE), ("sm_100f", PAIR), ("sm_90a", SINGLE), ("sm_90a", "128x128x64_cta1_cluster2x1_pingpong")]
+    ("target", "tile"),
+    [("sm_100f", SINGLE), ("sm_100f", PAIR), ("sm_90a", SINGLE), ("sm_90a", "128x128x64_cta1_cluster2x1_pingpong")],
 )
 @pytest.mark.parametrize("steps", ["residual", "bias_relu_residual"])
 def test_residual(steps: str, target: str, tile: str) -> None:
