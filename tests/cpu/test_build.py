@@ -29,6 +29,7 @@ from jax_bwgemm.kernels.aot.compiled import Compiled
 from jax_bwgemm.kernels.aot.cubin import Facts, read_cubin
 from jax_bwgemm.kernels.aot.worker import Failure
 from jax_bwgemm.runtime.artifacts import Entry, Manifest, verify, write_manifest
+from tests.emu import mutant, mutants_of_epilogues
 
 HOPPER = Tile(128, 256, cluster_m=2)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)
@@ -168,6 +169,11 @@ def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     shipped = {tile for table in tables for tiles in table.values() for tile in tiles}
     built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
     assert shipped == built  # and none that no plan could choose
+
+
+def test_the_kernels_whose_mutants_are_run_ship() -> None:
+    """What takes them out of the catalogue is told here, not by the long tests."""
+    assert {*mutant.KERNELS.values(), *mutants_of_epilogues.KERNELS.values()} <= set(catalogue(TARGETS))
 
 
 def test_every_target_has_every_repack() -> None:

@@ -16,8 +16,10 @@ def _variant(target: str, tile: Tile) -> Variant:
 KERNELS = {
     "pair": _variant("sm_100f", Tile(256, 256, cta_group=2, cluster_m=2)),
     "single": _variant("sm_100f", Tile(128, 128)),
-    "hopper": _variant("sm_90a", Tile(128, 128, cluster_m=2)),
-    "few stages": _variant("sm_90a", Tile(192, 96, cluster_n=2)),  # released early, beside two store buffers
+    "hopper": _variant("sm_90a", Tile(128, 256, cluster_m=2)),
+    "few stages": _variant(
+        "sm_90a", Tile(192, 96, cluster_m=2, cluster_n=2)
+    ),  # released early, beside two store buffers
 }
 PAIR, SINGLE, HOPPER, FEW_STAGES = ("pair",), ("single",), ("hopper",), ("few stages",)
 BLACKWELL, CLUSTERS, ALL = PAIR + SINGLE, PAIR + HOPPER, PAIR + SINGLE + HOPPER

@@ -8,7 +8,9 @@ from __future__ import annotations
 from tests.emu.edits import AllButLast, At
 
 WAIT = r"mbarrier\.try_wait"
-LOAD, LOAD_A, LOAD_B = (rf"cp\.async\.bulk\.tensor.*complete_tx.*{where}" for where in ("", r"\+1024\]", r"\+99328\]"))
+LOAD, LOAD_A, LOAD_B = (
+    rf"cp\.async\.bulk\.tensor.*complete_tx.*{where}" for where in ("", r"\+1024\]", r"\+(99328|66560)\]")
+)
 STORE = r"cp\.async\.bulk\.tensor.*bulk_group"
 FENCE, COMMIT_GROUP, WAIT_GROUP = r"fence\.proxy\.async", r"bulk\.commit_group", r"bulk\.wait_group"
 MMA, COMMIT, TMEM_LOAD = r"tcgen05\.mma", r"tcgen05\.commit", r"tcgen05\.ld"
