@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
     parser.add_argument("--budget", type=int, default=40, help="kernels that --cover names (default: %(default)s)")
     parser.add_argument("--anew", action="store_true", help="of --cover: as if no kernel shipped")
+    parser.add_argument(
+        "--spare", type=Path, nargs="+", metavar="FILE", help="instead: kernels that products of --regret hardly miss"
+    )
     parser.add_argument("--meshes", action="store_true", help="instead: products over all GPUs, ours and jnp's")
     parser.add_argument("--collectives", action="store_true", help="instead: collective matmul, overlapped and not")
     parser.add_argument("--models", action="store_true", help="instead: a transformer block's training step")
@@ -100,6 +103,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import cover
 
         return cover.main(args.cover, args.device, args.seed, args.budget, args.anew)
+    if args.spare:
+        from jax_bwgemm.bench import spare
+
+        return spare.main(args.spare)
     if args.meshes:
         from jax_bwgemm.bench import meshes
 
@@ -147,7 +154,9 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.plots:
         check_directory(args.plots)
         from jax_bwgemm.bench import plots  # noqa: F401
-    writes_none = args.render or args.tune or args.regret is not None or args.fit or args.calibrate or args.lowering
+    writes_none = any((args.render, args.tune, args.fit, args.calibrate, args.spare, args.lowering)) or not (
+        args.regret is None and args.cover is None
+    )
     if not args.json and not writes_none:
         from jax_bwgemm.bench.run import RESULTS
 

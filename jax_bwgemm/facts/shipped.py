@@ -35,7 +35,6 @@ HOPPER_FURTHER = (
     Tile(128, 128, cluster_n=2, pingpong=True),
     Tile(128, 224, cluster_m=2),
     Tile(64, 32, cluster_m=2, pingpong=True),
-    Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster_m=4, pingpong=True),
     Tile(128, 160, cluster_m=4, pingpong=True),
     Tile(128, 192, pingpong=True),
@@ -56,7 +55,6 @@ HOPPER_FURTHER = (
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(64, 64, cluster_n=4, pingpong=True),
     Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(64, 80, cluster_m=2, cluster_n=2, pingpong=True),
@@ -103,7 +101,6 @@ HOPPER_NARROW_FURTHER = (
     Tile(128, 32, cluster_m=4, pingpong=True),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
-    Tile(64, 32),
     Tile(64, 32, cluster_m=4, stream_k=True),
 )
 HOPPER_SWAPPED = (
@@ -188,18 +185,14 @@ HOPPER_DIRECT = (
     Tile(64, 16, direct=True),
     Tile(64, 32, direct=True),
     Tile(64, 64, direct=True),
-    Tile(128, 64, direct=True),
     Tile(128, 16, direct=True),
     Tile(64, 128, direct=True),
-    Tile(128, 128, direct=True),
     Tile(64, 256, direct=True),
 )
+HOPPER_DIRECT_LARGE = (Tile(128, 128, direct=True),)  # spills with an m-major a and a k-major b
 HOPPER_DIRECT_SPLIT = (
-    Tile(64, 16, cluster_k=4, direct=True),
     Tile(64, 16, cluster_k=8, direct=True),
-    Tile(64, 32, cluster_k=4, direct=True),
     Tile(64, 32, cluster_k=8, direct=True),
-    Tile(64, 64, cluster_k=4, direct=True),
     Tile(64, 64, cluster_k=8, direct=True),
 )
 HOPPER_ROW = (
@@ -227,10 +220,10 @@ ROW_TILES: dict[str, tuple[Tile, ...]] = {
     "blackwell": (),
 }  # of results whose rows end within sectors
 DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
-    "hopper": (*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT),
+    "hopper": (*HOPPER_DIRECT, *HOPPER_DIRECT_LARGE, *HOPPER_DIRECT_SPLIT[:2]),
     "blackwell": (),
 }  # of small products, and of few columns whose operands TMA cannot step over
 SWAPPED_DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
-    "hopper": (*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT),
+    "hopper": (*HOPPER_DIRECT[:2], *HOPPER_DIRECT_SPLIT),
     "blackwell": (),
 }  # the same of few rows

@@ -15,13 +15,12 @@ import pytest
 from sklearn.ensemble import GradientBoostingRegressor
 
 import jax_bwgemm.bench
-from jax_bwgemm.bench import calibrate, regret
+from jax_bwgemm.bench import calibrate, regret, spare
 from jax_bwgemm.bench.fit import Measured, load, lost_by
 from jax_bwgemm.cli import explain_choices
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, catalogue
@@ -35,10 +34,6 @@ ROOT = Path(__file__).parent.parent.parent
 HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
 H200 = by_name("h200")
-SHIPPED = [
-    {tile for lists in own for tile in lists["hopper"]}
-    for own in ((SHIPPED_TILES, NARROW_TILES, DIRECT_TILES), (NARROW_TILES, SWAPPED_TILES))
-]  # for products as they are, and for their transposes
 IN_EIGHTS = {
     *(f"{shape}x64_cta1_cluster4x2_pingpong" for shape in ("64x96", "128x96", "128x128")),
     *(f"{shape}x64_cta1_cluster4x2_streamk" for shape in ("64x96", "128x128", "128x160", "128x192")),
@@ -111,7 +106,7 @@ def test_it_halves_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     shipped = json.loads((calibration.SHIPPED / "hopper.json").read_text())
     assert path.name not in shipped["products"] and sum(shipped["products"].values()) > 1000
     arch, products = load(path)
-    products = [_of_what_ships(product) for product in products]
+    products = [spare.of_what_ships(product, arch.target) for product in products]
     alone, found = (_said(arch, products, is_calibrated) for is_calibrated in (False, True))
     assert found["mean"] < most and found["90th percentile"] < 0.09 and found["median"] == 0.0
     assert found["mean"] < 0.6 * alone["mean"]
@@ -128,19 +123,15 @@ def test_it_holds_for_an_h100() -> None:
     records = measured.load(measured.shipped_path("h100")).records
     asked = [case.problem for case in explain_choices.cases() if case.dtype in ("bfloat16", "float16")]
     products = [
-        _of_what_ships(Measured(p, {(Tile.from_str(t.tile), t.swapped): t.us for t in records[measured.key(p)].times}))
+        spare.of_what_ships(
+            Measured(p, {(Tile.from_str(t.tile), t.swapped): t.us for t in records[measured.key(p)].times}), arch.target
+        )
         for p in dict.fromkeys(asked)
         if measured.key(p) in records and why_not_padded(p) is None
     ]
     alone, found = (_said(arch, products, is_calibrated)["mean"] for is_calibrated in (False, True))
     said = f"Of {len(products)} products of an H100 they lose {100 * alone:.1f} and {100 * found:.1f} %"
     assert found < 0.8 * alone and said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
-
-
-def _of_what_ships(product: Measured) -> Measured:
-    """Some tiles were withdrawn since."""
-    kept = {(tile, flips): us for (tile, flips), us in product.times_us.items() if tile in SHIPPED[flips]}
-    return dataclasses.replace(product, times_us=kept)
 
 
 def test_what_streams_in_clusters_of_four_gained() -> None:

@@ -13,17 +13,16 @@ from jax_bwgemm.facts.repack import ELEMENT_BYTES, KINDS, Repack
 from jax_bwgemm.facts.shipped import (
     BLACKWELL,
     BLACKWELL_GATED,
+    BLACKWELL_NARROW,
     BLACKWELL_SYMMETRIC,
     HOPPER_BASE,
     HOPPER_DIRECT,
+    HOPPER_DIRECT_LARGE,
     HOPPER_DIRECT_SPLIT,
-    HOPPER_FURTHER,
     HOPPER_GATED,
     HOPPER_NARROW_BASE,
     HOPPER_PROMOTED,
     HOPPER_SYMMETRIC,
-    NARROW_TILES,
-    SWAPPED_TILES,
 )
 from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.facts.units import kept, pullback, unit
@@ -91,217 +90,134 @@ class Row:
             )
 
 
+def _tiles(text: str) -> tuple[Tile, ...]:
+    """Of Hopper, a comma between: rows and columns, the cluster if there is one, and in which ways it works."""
+    return tuple(_tile(*item.split()) for item in text.split(","))
+
+
+def _tile(size: str, *words: str) -> Tile:
+    cluster, ways = (words[0], words[1:]) if words and words[0][0].isdigit() else ("1x1", words)
+    return Tile.from_str("_".join([f"{size}x64_cta1_cluster{cluster}", *ways]))
+
+
 PAIR, SMALL = Tile(256, 256, cta_group=2, cluster_m=2), Tile(128, 128)
 SPLIT = Tile(128, 128, cluster_k=4)
 BLACKWELL_BASE = Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
-HOPPER_LARGE = Tile(128, 256, cluster_m=2)
-HOPPER_LARGE_STREAM = Tile(128, 256, cluster_m=2, stream_k=True)
-HOPPER_PINGPONG = Tile(128, 128, cluster_m=2, pingpong=True)
-HOPPER_STREAM_192 = Tile(128, 192, cluster_m=2, stream_k=True)
-HOPPER_STREAM = Tile(192, 128, cluster_n=2, stream_k=True)
-HOPPER_DEEP = Tile(64, 64, stream_k=True)  # few tiles, long sums
-HOPPER_DEEP_WIDE = Tile(128, 64, cluster_n=4, stream_k=True)
-HOPPER_SPLIT = Tile(64, 64, cluster_k=4)
-HOPPER_WIDE = Tile(128, 96, cluster_n=4, pingpong=True)
-HOPPER_SHARING = Tile(64, 128, cluster_m=4, pingpong=True)  # the b that four CTAs read once
-HOPPER_TALL = Tile(128, 64, cluster_m=4, pingpong=True)
-HOPPER_EIGHT = Tile(128, 128, cluster_m=4, cluster_n=2, pingpong=True)
-HOPPER_FEW = Tile(64, 16, stream_k=True)  # rows of a product, that are columns of its transpose
-HOPPER_ROWS = (
-    Tile(64, 32, cluster_k=4),
-    Tile(64, 32, cluster_m=4, pingpong=True),
-    Tile(128, 32, cluster_m=4, pingpong=True),
-)  # of few rows and of some more
+HOPPER_LARGE, HOPPER_LARGE_STREAM, HOPPER_PINGPONG = _tiles("128x256 2x1, 128x256 2x1 streamk, 128x128 2x1 pingpong")
+HOPPER_DEEP, HOPPER_DEEP_WIDE = _tiles("64x64 streamk, 128x64 1x4 streamk")  # few tiles, long sums
+HOPPER_WIDE, HOPPER_SHARING, HOPPER_TALL = _tiles("128x96 1x4 pingpong, 64x128 4x1 pingpong, 128x64 4x1 pingpong")
+HOPPER_FEW = Tile(64, 16, stream_k=True)  # rows, as columns of the transposed product
 
-# A class of products has the tiles that are worth a kernel: they were added one by one, that first which spared most of
-# the loss to the best of all, by the predicted times of many products of `bench --cover` (`--anew`) and those of
-# results/regret, which an H200 took.
-HOPPER_FEW_COLUMNS = (
-    Tile(64, 16, stream_k=True),
-    Tile(64, 32, cluster_m=4, stream_k=True),
-    Tile(128, 32, cluster_m=4, pingpong=True),
-)
-_DIRECT_TURNED = tuple(tile for tile in HOPPER_DIRECT if tile != Tile(128, 128, direct=True))  # which spills there
-_NOT_FORWARD = (
-    Tile(256, 128),
-    Tile(256, 128, cluster_m=2),
-    SPLIT,
-    Tile(128, 192, pingpong=True),
-    Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 128),
-    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 64, cluster_n=2, pingpong=True),
-    Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
-    Tile(64, 64, cluster_n=4, pingpong=True),
-    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(64, 128, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(192, 96, cluster_m=2, cluster_n=2),
-    HOPPER_STREAM,
-    HOPPER_STREAM_192,
-)  # of odd rows, of other bytes, of weights' gradients, and of the transposed product
-HOPPER_FORWARD = (
-    *(tile for tile in HOPPER_FURTHER if tile not in _NOT_FORWARD),
-    *HOPPER_FEW_COLUMNS,
-    Tile(64, 16),
-    Tile(64, 32),
-    Tile(64, 32, cluster_k=4),
-    Tile(64, 32, cluster_m=4, pingpong=True),
-)
-HOPPER_KN = (
-    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(192, 96, cluster_m=2, cluster_n=2),
-)
-HOPPER_KK = (
-    Tile(64, 48, cluster_m=2, cluster_n=4, pingpong=True),
-    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
-)  # of forward products with a b of the one major or the other
-HOPPER_OF_WEIGHTS = (
-    HOPPER_LARGE_STREAM,
-    Tile(128, 192, pingpong=True),
-    HOPPER_STREAM,
-    Tile(128, 128, cluster_n=2, pingpong=True),
-    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(128, 64),
-    HOPPER_SHARING,
-    Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
-    HOPPER_DEEP,
-    HOPPER_DEEP_WIDE,
-    HOPPER_SPLIT,
-    *HOPPER_FEW_COLUMNS,
-    HOPPER_EIGHT,
-    Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
-    HOPPER_WIDE,
-    HOPPER_STREAM_192,
-    Tile(128, 16, stream_k=True),
-    Tile(64, 48, cluster_k=8),
-    Tile(64, 128, cluster_k=4),
-    Tile(192, 192, cluster_n=2),
-    Tile(64, 32, cluster_m=4, pingpong=True),
-    Tile(64, 64, cluster_n=4, pingpong=True),
-    Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 128, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
-)  # their gradients, whose sums run over the rows of both operands
-HOPPER_OF_WEIGHTS_SWAPPED = (
-    HOPPER_FEW,
-    Tile(128, 16, stream_k=True),
-    Tile(64, 32, cluster_k=8),
-    Tile(128, 160, cluster_m=2),
-    Tile(64, 32, cluster_m=4, pingpong=True),
-    HOPPER_TALL,
-    Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 192, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 32, cluster_m=2, cluster_n=4, pingpong=True),
-    Tile(64, 32, cluster_m=4, stream_k=True),
-)
-HOPPER_HALF = (
-    HOPPER_LARGE_STREAM,
-    HOPPER_STREAM,
-    Tile(128, 128, cluster_n=2, pingpong=True),
-    HOPPER_WIDE,
-    HOPPER_SHARING,
-    HOPPER_TALL,
-    HOPPER_DEEP,
-    HOPPER_DEEP_WIDE,
-    HOPPER_EIGHT,
+# A class of products has the tiles that are worth a kernel. Those of plain bfloat16 products, by the majors of a, b and
+# c: of all that was ever measured or predicted to win, what the products of results/regret, 4,215 that H100s and H200s
+# took, would lose if it went, the least first, until they had lost 0.1 %. Of the other classes, what `bench --cover`
+# predicts that their products would lose, or gain, a second of the build.
+HOPPER_PLAIN = {
+    "knn": _tiles(
+        "128x256, 128x192 2x1, 128x128 2x1 pingpong, 128x256 2x1 streamk, 128x256 streamk, 128x128 2x1 streamk, "
+        "128x64, 64x64 streamk, 64x64 2x1 pingpong, 64x64 1x1x4, 64x128 2x1 pingpong, 64x128 1x1x4, "
+        "64x192 2x1 pingpong, 128x128 1x2 pingpong, 128x224 2x1, 64x32 2x1 pingpong, 128x96 2x1 pingpong, "
+        "128x160 4x1 pingpong, 192x192 1x2, 64x64 4x2 pingpong, 64x128 4x1 pingpong, 128x64 4x1 pingpong, "
+        "128x96 1x4 pingpong, 128x64 1x4 streamk, 128x128 4x2 pingpong, 128x64 2x4 pingpong, 128x160 4x2 streamk, "
+        "128x128 2x4 pingpong, 128x192 4x2 streamk, 64x16 streamk, 64x32 4x1 streamk, 128x32 4x1 pingpong, "
+        "64x32 4x1 pingpong, 128x192 2x1 streamk, 64x64 4x2 streamk, 128x96 4x2 streamk, 192x96 2x2"
+    ),
+    "kkn": _tiles(
+        "128x256, 128x192 2x1, 128x64, 128x96 1x4 pingpong, 128x128 2x1 pingpong, 128x256 2x1 streamk, "
+        "128x256 streamk, 128x128 1x2 pingpong, 128x224 2x1, 128x128 4x1 pingpong, 192x192 1x2, 64x64 4x2 pingpong, "
+        "64x96 2x2 pingpong, 64x128 4x1 pingpong, 128x64 4x1 pingpong, 128x64 1x4 streamk, 128x128 4x2 pingpong, "
+        "128x160 4x2 streamk, 64x80 2x2 pingpong, 128x192 4x2 streamk, 192x128 2x4 streamk, 64x16 streamk, "
+        "64x32 4x1 streamk, 128x32 4x1 pingpong, 64x32 1x1x4, 64x32 4x1 pingpong, 64x64 2x2 pingpong"
+    ),  # 128x192 2x1 streamk would spill 8 bytes
+    "mnn": _tiles(
+        "128x256 2x1 streamk, 128x192 pingpong, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x64, "
+        "64x128 4x1 pingpong, 64x64 4x2 pingpong, 64x64 streamk, 128x64 1x4 streamk, 64x64 1x1x4, 64x16 streamk, "
+        "64x32 4x1 streamk, 128x32 4x1 pingpong, 128x128 4x2 pingpong, 128x96 4x2 pingpong, 128x160 4x2 streamk, "
+        "128x128 4x2 streamk, 128x192 4x2 pingpong, 128x96 1x4 pingpong, 128x192 2x1 streamk, 128x16 streamk, "
+        "64x48 1x1x8, 64x128 1x1x4, 192x192 1x2, 64x32 4x1 pingpong, 64x64 1x4 pingpong, 64x128 4x2 pingpong, "
+        "64x64 4x2 streamk"
+    ),  # gradients of weights, whose sums run over the rows of both operands
+    "mkm": _tiles(
+        "128x16, 128x32, 128x64, 256x64, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, "
+        "64x48 1x1x8, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 64x32 2x2 pingpong, 128x64 4x1 pingpong, 64x80 1x1x4, "
+        "64x96 4x1 pingpong, 64x112 1x1x4, 64x208 1x1x2, 128x80, 128x96, 128x160 2x1, 128x160 1x1x2, 128x192 2x1, "
+        "192x96, 256x112, 64x64 4x2 pingpong, 64x128 4x1 pingpong, 128x96 4x1 pingpong, 128x112 2x2 pingpong, "
+        "128x128 2x2 pingpong, 64x96 1x1x8, 64x96 4x2 pingpong, 64x96 4x2 streamk, 128x192 4x2 streamk, "
+        "64x192 4x2 pingpong, 64x48 2x2 pingpong, 64x224 4x2 pingpong, 128x80 2x4 pingpong, 128x112 2x4 pingpong, "
+        "128x160 2x4 pingpong"
+    ),
+    "kkm": _tiles(
+        "128x32, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, 64x112 1x1x4, 64x48 1x1x8, "
+        "64x32 4x1 pingpong, 128x32 4x1 pingpong, 64x32 2x2 pingpong, 128x64 4x1 pingpong, 64x80 1x1x4, "
+        "64x96 4x1 pingpong, 64x208 1x1x2, 128x80, 128x96, 128x160 2x1, 192x96, 256x112, 64x64 4x2 pingpong, "
+        "64x128 4x1 pingpong, 128x112 2x2 pingpong, 192x160 2x2 streamk, 64x96 1x1x8, 64x96 4x2 pingpong, "
+        "128x96 4x2 pingpong, 64x96 4x2 streamk, 128x192 4x2 streamk, 64x192 4x2 pingpong, 64x48 2x2 pingpong, "
+        "128x80 2x4 pingpong, 128x160 4x2 pingpong"
+    ),
+    "mnm": _tiles(
+        "64x16 streamk, 128x16 streamk, 64x32 1x1x8, 128x160 2x1, 64x32 4x1 pingpong, 128x64 4x1 pingpong, "
+        "128x128 2x2 pingpong, 64x192 4x2 pingpong, 64x32 2x4 pingpong, 64x32 4x1 streamk"
+    ),
+    "knm": _tiles(
+        "64x16 streamk, 128x16 streamk, 64x32 1x1x8, 128x160 2x1, 64x32 4x1 pingpong, 128x64 4x1 pingpong, "
+        "128x128 2x2 pingpong, 64x192 4x2 pingpong, 64x32 2x4 pingpong, 64x32 4x1 streamk"
+    ),
+}  # beside HOPPER_BASE
+HOPPER_HALF = _tiles(
+    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x96 1x4 pingpong, 64x64 streamk,"
+    "128x128 4x2 pingpong"
 )  # of float16, and with float32 results
-HOPPER_HALF_SWAPPED = (
-    HOPPER_FEW,
-    *HOPPER_ROWS[:2],
-    Tile(128, 160, cluster_m=2),
-    HOPPER_SHARING,
-    HOPPER_TALL,
-    Tile(64, 96, cluster_m=4, cluster_n=2, pingpong=True),
+HOPPER_F16 = _tiles("128x256, 128x64")
+HOPPER_HALF_SWAPPED = _tiles(
+    "64x16 streamk, 64x32 4x1 pingpong, 128x160 2x1, 64x128 4x1 pingpong, 128x64 4x1 pingpong, 64x96 4x2 pingpong"
 )
-HOPPER_DENSE = (
-    HOPPER_LARGE_STREAM,
-    HOPPER_STREAM,
-    HOPPER_PINGPONG,
-    HOPPER_WIDE,
-    Tile(128, 64, cluster_n=2, pingpong=True),
-    HOPPER_DEEP,
+HOPPER_F16_SWAPPED = _tiles("128x32 4x1 pingpong, 128x96")
+HOPPER_DENSE = _tiles(
+    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong,"
+    "64x64 streamk"
 )  # of a layer's product
-HOPPER_DENSE_SWAPPED = (HOPPER_FEW, *HOPPER_ROWS, HOPPER_TALL)
-HOPPER_BYTES = (
-    HOPPER_STREAM,
-    Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
-    HOPPER_SPLIT,
+HOPPER_DENSE_SWAPPED = (HOPPER_FEW, *_tiles("64x32 4x1 pingpong, 128x32 4x1 pingpong"), HOPPER_TALL)
+HOPPER_BYTES = _tiles(
+    "192x128 1x2 streamk, 64x64 1x4 pingpong, 64x96 2x2 pingpong, 64x160 4x2 pingpong, 64x64 4x2 pingpong, 64x64 1x1x4"
 )  # of operands of 1 and of 4 bytes
-HOPPER_BYTES_SWAPPED = (
-    HOPPER_STREAM_192,
-    Tile(128, 64, cluster_n=2, pingpong=True),
-    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(64, 32, cluster_k=8),
-    HOPPER_FEW,
+HOPPER_BYTES_SWAPPED = _tiles(
+    "128x192 2x1 streamk, 128x64 1x2 pingpong, 64x64 4x2 pingpong, 64x32 2x2 pingpong, 64x32 1x1x8, 64x16 streamk"
 )
-HOPPER_ODD = (
-    Tile(256, 128),
-    HOPPER_LARGE,
-    HOPPER_LARGE_STREAM,
-    Tile(128, 128, cluster_n=2, pingpong=True),
-    HOPPER_WIDE,
-    Tile(64, 128),
-    Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(128, 128, cluster_m=4, cluster_n=2, pingpong=True),
-    Tile(64, 64),
-    HOPPER_SPLIT,
-    HOPPER_DEEP,
-    Tile(128, 32, cluster_m=4, pingpong=True),
-    Tile(64, 16),
-    Tile(64, 16, stream_k=True),
+HOPPER_ODD = _tiles(
+    "256x128, 128x256 2x1, 128x256 2x1 streamk, 128x128 1x2 pingpong, 64x128, 64x64 4x2 pingpong, 128x128 4x2 pingpong,"
+    "64x64, 64x64 1x1x4, 64x64 streamk, 128x32 4x1 pingpong, 64x16, 64x16 streamk"
 )  # of any shape, where TMA cannot step over the result's rows
-HOPPER_ODD_HALF = HOPPER_SHARING, HOPPER_DEEP, Tile(128, 128, cluster_n=2, pingpong=True)
-HOPPER_ODD_SWAPPED = (
-    Tile(128, 32),
-    HOPPER_FEW,
-    Tile(128, 80),
-)
+HOPPER_ODD_HALF = HOPPER_SHARING, HOPPER_DEEP
+HOPPER_ODD_SWAPPED = _tiles("128x32, 64x16 streamk, 128x80")
 HOPPER_SYRK_MN = tuple(
     tile for tile in HOPPER_SYMMETRIC if not (tile.stream_k and tile.mma_n == 256)
 )  # which lacks registers for that, and would spill 16 bytes
-
-
-def _few_rows(family: str) -> tuple[Tile, ...]:
-    """And more, of the transposed product."""
-    return tuple(dict.fromkeys((*NARROW_TILES[family], *SWAPPED_TILES[family])))
 
 
 ROWS = {
     "hopper": (
         Row(HOPPER_BASE, (*SAME, (BF16, BF16, F32))),
         Row(HOPPER_BASE[:2], ((F16, F16, F32),), MAJORS),
-        Row(HOPPER_FORWARD, BF16_ONLY, FORWARD),
-        Row((HOPPER_STREAM_192, *HOPPER_KN), BF16_ONLY, ("kn",)),  # the first spills 8 bytes with a k-major b
-        Row(HOPPER_KK, BF16_ONLY, ("kk",)),
-        Row(HOPPER_OF_WEIGHTS, BF16_ONLY, WEIGHTS),
-        Row(_few_rows("hopper"), BF16_ONLY, ("mk", "kk"), c_major="m"),
-        Row(HOPPER_OF_WEIGHTS_SWAPPED, BF16_ONLY, ("mn", "kn"), c_major="m"),
+        *(Row(tiles, BF16_ONLY, (majors[:2],), c_major=majors[2]) for majors, tiles in HOPPER_PLAIN.items()),
         Row(HOPPER_HALF, F16_OR_F32, MAJORS),
+        Row(HOPPER_F16, F16_ONLY, MAJORS),
         Row((Tile(128, 192, cluster_m=2),), ((BF16, BF16, F32),), WEIGHTS),
         Row(HOPPER_HALF_SWAPPED, F16_OR_F32, ("mk", "kk"), c_major="m"),
+        Row((HOPPER_FEW, HOPPER_HALF_SWAPPED[-1]), F16_OR_F32, WEIGHTS, c_major="m"),
+        Row(HOPPER_F16_SWAPPED, F16_ONLY, ("mk", "kk", "mn"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_DENSE, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
-        Row((HOPPER_FEW, *HOPPER_ROWS[1:], HOPPER_TALL), BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
+        Row(HOPPER_DENSE_SWAPPED[:1] + HOPPER_DENSE_SWAPPED[2:], BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
+        Row(_tiles("128x256 streamk, 128x128 2x4 pingpong"), BF16_ONLY, FORWARD, (BIAS, BIAS_GELU)),
+        Row(_tiles("64x64 2x2 pingpong"), BF16_ONLY, FORWARD, RESIDUAL[:2]),
         Row(HOPPER_DENSE[1:], F16_ONLY, FORWARD, (BIAS, BIAS_GELU)),  # the first would spill 8 bytes
-        Row((HOPPER_FEW, *HOPPER_ROWS[:2], HOPPER_TALL), F16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
+        Row((HOPPER_FEW, HOPPER_TALL), F16_ONLY, ("mk", "kk"), (BIAS, BIAS_GELU), c_major="m"),
+        Row(_tiles("128x256 streamk, 64x16 streamk"), F16_ONLY, FORWARD, (BIAS,)),
+        Row(_tiles("128x128 2x4 pingpong"), F16_ONLY, FORWARD, (BIAS_GELU,)),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG, HOPPER_DEEP), BF16_ONLY, FORWARD, (RELU, GELU, SILU)),
-        Row((HOPPER_WIDE, HOPPER_SHARING), BF16_ONLY, FORWARD, (RELU,)),
+        Row((HOPPER_SHARING,), BF16_ONLY, FORWARD, (RELU,)),
         Row((HOPPER_FEW, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), (RELU, GELU, SILU), c_major="m"),
         Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, (*DENSE, RELU, GELU, SILU)),
         Row((HOPPER_LARGE,), F16_ONLY, FORWARD, (BIAS, BIAS_RELU, BIAS_SILU, RELU, GELU, SILU)),  # the other spills
@@ -326,14 +242,20 @@ ROWS = {
         Row(HOPPER_ODD, BF16_ONLY, MAJORS, store="threads"),
         Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
-        Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT), BF16_ONLY, MAJORS, store="threads"),
-        Row((*_DIRECT_TURNED, *HOPPER_DIRECT_SPLIT), BF16_ONLY, ("mk",), store="threads"),
-        Row((*HOPPER_DIRECT[:3], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
-        Row(HOPPER_DIRECT_SPLIT[1:2], F16_OR_F32, MAJORS, store="threads"),
-        Row(HOPPER_DIRECT[:4], F16_OR_F32, MAJORS, store="threads"),
-        Row((*HOPPER_DIRECT[:2], HOPPER_DIRECT[3], HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
+        Row((HOPPER_PINGPONG,), BF16_ONLY, FORWARD, DENSE, store="threads"),
+        Row((Tile(128, 256),), BF16_ONLY, FORWARD, (BIAS,), store="threads"),
+        Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT[:2]), BF16_ONLY, store="threads"),
+        Row(HOPPER_DIRECT_LARGE, BF16_ONLY, ("kk", "mn"), store="threads"),
+        Row((*HOPPER_DIRECT[:2], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
+        Row((HOPPER_DIRECT[0], HOPPER_DIRECT[2], HOPPER_DIRECT_SPLIT[0]), F16_OR_F32, MAJORS, store="threads"),
+        Row(HOPPER_DIRECT_LARGE, F16_OR_F32, MAJORS, store="threads"),
+        Row(HOPPER_DIRECT[:1], F16_ONLY, ("mk", "kk", "mn"), c_major="m", store="threads"),
+        Row((*HOPPER_DIRECT[:2], HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
+        Row(HOPPER_DIRECT[4:5], BF16_ONLY, ("kk",), DENSE, store="threads"),  # spills with an n-major b
         Row((HOPPER_DIRECT[1], HOPPER_WIDE), BF16_ONLY, FORWARD, (RELU,), store="threads"),
-        Row((HOPPER_DIRECT[1], *HOPPER_ODD_HALF[:2]), F16_ONLY, FORWARD, (BIAS, BIAS_GELU), store="threads"),
+        Row((HOPPER_DIRECT[1], *HOPPER_ODD_HALF), F16_ONLY, FORWARD, (BIAS, BIAS_GELU), store="threads"),
+        Row(HOPPER_DIRECT[4:5], F16_ONLY, ("kk",), (BIAS,), store="threads"),
+        Row(HOPPER_DIRECT[2:3], F16_ONLY, FORWARD, (BIAS_GELU,), store="threads"),
         Row((SMALL,), (*FP8, *MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE,), (*FP8, *TF32), ("kk", "mk"), store="threads"),
         Row((SMALL,), TF32, ("kk", "mk"), store="threads"),
@@ -351,18 +273,25 @@ ROWS = {
         Row((HOPPER_LARGE, SMALL), (*FP8[:1], *TF32), ("mk",), DENSE, c_major="m"),
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("kk",)),
         Row((SMALL,), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",)),
-        Row((HOPPER_LARGE, SMALL, SPLIT, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
+        Row((HOPPER_LARGE, SMALL, *HOPPER_NARROW_BASE), FP8, ("mk",), c_major="m"),  # x @ w, transposed
         Row((HOPPER_LARGE, SMALL), (*MIXED_FP8, *RARE_FP8, *INT8), ("mk",), c_major="m"),
         Row((HOPPER_LARGE, SMALL), TF32, ("kk", "mk")),
         Row((HOPPER_LARGE, SMALL, HOPPER_NARROW_BASE[0]), TF32, ("mk",), c_major="m"),  # x @ w, transposed
         Row(HOPPER_BYTES, (*FP8[:1], *TF32), ("kk",)),
         Row(HOPPER_BYTES_SWAPPED, (*FP8[:1], *TF32), ("mk",), c_major="m"),
+        Row(_tiles("64x32 2x2 pingpong, 64x16 streamk"), (*FP8[:1], *TF32), ("kk",), c_major="m"),
+        Row(_tiles("64x160 4x2 pingpong"), FP8[:1], ("mk",), c_major="m"),
+        Row(_tiles("64x64 2x2 pingpong"), FP8[:1], ("kk",), store="threads"),
+        Row(_tiles("128x192 2x1 streamk"), TF32, ("kk",)),
+        Row(_tiles("64x64 4x2 streamk"), TF32, ("mk",), c_major="m"),
+        Row(_tiles("64x64 4x2 streamk"), TF32, ("mk",), c_major="m", store="threads"),
+        Row(_tiles("64x64 1x4 pingpong, 64x16 streamk"), TF32, ("kk",), store="threads"),
     ),
     "blackwell": (
         Row((PAIR, SMALL), HALF),
         Row(BLACKWELL_BASE, (*SAME, (BF16, BF16, F32)), MAJORS),
         Row(tuple(tile for tile in BLACKWELL if tile not in (PAIR, SMALL, *BLACKWELL_BASE)), BF16_ONLY, MAJORS),
-        Row(_few_rows("blackwell"), BF16_ONLY, ("mk", "kk"), c_major="m"),
+        Row(BLACKWELL_NARROW, BF16_ONLY, ("mk", "kk"), c_major="m"),
         Row((Tile(128, 16),), BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row((Tile(128, 16), Tile(128, 16, cluster_k=4)), BF16_ONLY, MAJORS),
         Row((SMALL,), CROSSED, FORWARD),

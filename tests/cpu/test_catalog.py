@@ -1,0 +1,30 @@
+"""The catalogue: names, tiles, repacks, and what other tests want of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_bwgemm.facts.arch import TARGETS
+from jax_bwgemm.facts.shipped import DIRECT_TILES, NARROW_TILES, SHIPPED_TILES, SWAPPED_DIRECT_TILES, SWAPPED_TILES
+from jax_bwgemm.kernels.aot.catalog import catalogue, repacks
+from tests.emu import mutant, mutants_of_epilogues
+
+
+def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
+    variants = catalogue(TARGETS)
+    assert len({v.name for v in variants}) == len(variants)
+    tables = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES, SWAPPED_DIRECT_TILES
+    shipped = {tile for table in tables for tiles in table.values() for tile in tiles}
+    built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
+    assert shipped == built  # and none that no plan could choose
+
+
+def test_the_kernels_whose_mutants_are_run_ship() -> None:
+    """What takes them out of the catalogue is told here, not by the long tests."""
+    assert {*mutant.KERNELS.values(), *mutants_of_epilogues.KERNELS.values()} <= set(catalogue(TARGETS))
+
+
+def test_every_target_has_every_repack() -> None:
+    names = [repack.name for repack in repacks(TARGETS)]
+    assert len(set(names)) == 12 and not set(names) & {v.name for v in catalogue(TARGETS)}
+    assert "sm_100f_pad_32bit" in names and "sm_90a_transpose_8bit" in names
