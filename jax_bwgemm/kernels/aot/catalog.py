@@ -164,8 +164,8 @@ HOPPER_PLAIN = {
     ),
 }  # beside HOPPER_BASE
 HOPPER_HALF = _tiles(
-    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x96 1x4 pingpong, 64x64 streamk,"
-    "128x128 4x2 pingpong"
+    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x96 1x4 pingpong, 64x128 4x1 pingpong, "
+    "128x64 4x1 pingpong, 64x64 streamk, 128x128 4x2 pingpong"
 )  # of float16, and with float32 results
 HOPPER_F16 = _tiles("128x256, 128x64")
 HOPPER_HALF_SWAPPED = _tiles(
@@ -173,7 +173,7 @@ HOPPER_HALF_SWAPPED = _tiles(
 )
 HOPPER_F16_SWAPPED = _tiles("128x32 4x1 pingpong, 128x96")
 HOPPER_DENSE = _tiles(
-    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong,"
+    "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong, "
     "64x64 streamk"
 )  # of a layer's product
 HOPPER_DENSE_SWAPPED = (HOPPER_FEW, *_tiles("64x32 4x1 pingpong, 128x32 4x1 pingpong"), HOPPER_TALL)
@@ -184,8 +184,8 @@ HOPPER_BYTES_SWAPPED = _tiles(
     "128x192 2x1 streamk, 128x64 1x2 pingpong, 64x64 4x2 pingpong, 64x32 2x2 pingpong, 64x32 1x1x8, 64x16 streamk"
 )
 HOPPER_ODD = _tiles(
-    "256x128, 128x256 2x1, 128x256 2x1 streamk, 128x128 1x2 pingpong, 64x128, 64x64 4x2 pingpong, 128x128 4x2 pingpong,"
-    "64x64, 64x64 1x1x4, 64x64 streamk, 128x32 4x1 pingpong, 64x16, 64x16 streamk"
+    "256x128, 128x256 2x1, 128x256 2x1 streamk, 128x128 1x2 pingpong, 64x128, 64x64 4x2 pingpong, "
+    "128x128 4x2 pingpong, 64x64, 64x64 1x1x4, 64x64 streamk, 128x32 4x1 pingpong, 64x16, 64x16 streamk"
 )  # of any shape, where TMA cannot step over the result's rows
 HOPPER_ODD_HALF = HOPPER_SHARING, HOPPER_DEEP
 HOPPER_ODD_SWAPPED = _tiles("128x32, 64x16 streamk, 128x80")
