@@ -106,12 +106,11 @@ BLACKWELL_BASE = Tile(256, 128, cta_group=2, cluster_m=2), Tile(128, 256)
 HOPPER_LARGE, HOPPER_LARGE_STREAM, HOPPER_PINGPONG = _tiles("128x256 2x1, 128x256 2x1 streamk, 128x128 2x1 pingpong")
 HOPPER_DEEP, HOPPER_DEEP_WIDE = _tiles("64x64 streamk, 128x64 1x4 streamk")  # few tiles, long sums
 HOPPER_WIDE, HOPPER_SHARING, HOPPER_TALL = _tiles("128x96 1x4 pingpong, 64x128 4x1 pingpong, 128x64 4x1 pingpong")
-HOPPER_FEW = Tile(64, 16, stream_k=True)  # rows, as columns of the transposed product
+HOPPER_FEW, HOPPER_ROWS = _tiles("64x16 streamk, 128x32 4x1 pingpong")  # rows are columns of the transpose
 
-# A class of products has the tiles that are worth a kernel. Those of plain bfloat16 products, by the majors of a, b and
-# c: of all that was ever measured or predicted to win, what the products of results/regret, 4,215 that H100s and H200s
-# took, would lose if it went, the least first, until they had lost 0.1 %. Of the other classes, what `bench --cover`
-# predicts that their products would lose, or gain, a second of the build.
+# A class of products has the tiles that are worth a kernel. Of plain bfloat16 products, by the majors of a, b and c:
+# those that the products of results/regret would miss (`bench --spare`). Of the others: those that theirs would miss, as
+# `bench --cover` predicts.
 HOPPER_PLAIN = {
     "knn": _tiles(
         "128x256, 128x192 2x1, 128x128 2x1 pingpong, 128x256 2x1 streamk, 128x256 streamk, 128x128 2x1 streamk, "
@@ -176,7 +175,7 @@ HOPPER_DENSE = _tiles(
     "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong, "
     "64x64 streamk"
 )  # of a layer's product
-HOPPER_DENSE_SWAPPED = (HOPPER_FEW, *_tiles("64x32 4x1 pingpong, 128x32 4x1 pingpong"), HOPPER_TALL)
+HOPPER_DENSE_SWAPPED = HOPPER_FEW, Tile(64, 32, cluster_m=4, pingpong=True), HOPPER_ROWS, HOPPER_TALL
 HOPPER_BYTES = _tiles(
     "192x128 1x2 streamk, 64x64 1x4 pingpong, 64x96 2x2 pingpong, 64x160 4x2 pingpong, 64x64 4x2 pingpong, 64x64 1x1x4"
 )  # of operands of 1 and of 4 bytes
@@ -201,15 +200,15 @@ ROWS = {
         *(Row(tiles, BF16_ONLY, (majors[:2],), c_major=majors[2]) for majors, tiles in HOPPER_PLAIN.items()),
         Row(HOPPER_HALF, F16_OR_F32, MAJORS),
         Row(HOPPER_F16, F16_ONLY, MAJORS),
-        Row((Tile(128, 192, cluster_m=2),), ((BF16, BF16, F32),), WEIGHTS),
+        Row(_tiles("128x192 2x1"), ((BF16, BF16, F32),), WEIGHTS),
         Row(HOPPER_HALF_SWAPPED, F16_OR_F32, ("mk", "kk"), c_major="m"),
-        Row((HOPPER_FEW, HOPPER_HALF_SWAPPED[-1]), F16_OR_F32, WEIGHTS, c_major="m"),
+        Row(_tiles("64x16 streamk, 64x96 4x2 pingpong"), F16_OR_F32, WEIGHTS, c_major="m"),
         Row(HOPPER_F16_SWAPPED, F16_ONLY, ("mk", "kk", "mn"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
         # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
         Row(HOPPER_DENSE, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
-        Row(HOPPER_DENSE_SWAPPED[:1] + HOPPER_DENSE_SWAPPED[2:], BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
+        Row((HOPPER_FEW, HOPPER_ROWS, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
         Row(_tiles("128x256 streamk, 128x128 2x4 pingpong"), BF16_ONLY, FORWARD, (BIAS, BIAS_GELU)),
         Row(_tiles("64x64 2x2 pingpong"), BF16_ONLY, FORWARD, RESIDUAL[:2]),
         Row(HOPPER_DENSE[1:], F16_ONLY, FORWARD, (BIAS, BIAS_GELU)),  # the first would spill 8 bytes
@@ -243,19 +242,19 @@ ROWS = {
         Row(HOPPER_ODD_HALF, F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_ODD_SWAPPED, BF16_ONLY, ("kk",), c_major="m", store="threads"),  # else b is padded, or XLA's
         Row((HOPPER_PINGPONG,), BF16_ONLY, FORWARD, DENSE, store="threads"),
-        Row((Tile(128, 256),), BF16_ONLY, FORWARD, (BIAS,), store="threads"),
+        Row(_tiles("128x256"), BF16_ONLY, FORWARD, (BIAS,), store="threads"),
         Row((*HOPPER_DIRECT, *HOPPER_DIRECT_SPLIT[:2]), BF16_ONLY, store="threads"),
         Row(HOPPER_DIRECT_LARGE, BF16_ONLY, ("kk", "mn"), store="threads"),
         Row((*HOPPER_DIRECT[:2], *HOPPER_DIRECT_SPLIT), BF16_ONLY, c_major="m", store="threads"),
-        Row((HOPPER_DIRECT[0], HOPPER_DIRECT[2], HOPPER_DIRECT_SPLIT[0]), F16_OR_F32, MAJORS, store="threads"),
+        Row(_tiles("64x16 direct, 64x64 direct, 64x16 1x1x8 direct"), F16_OR_F32, MAJORS, store="threads"),
         Row(HOPPER_DIRECT_LARGE, F16_OR_F32, MAJORS, store="threads"),
-        Row(HOPPER_DIRECT[:1], F16_ONLY, ("mk", "kk", "mn"), c_major="m", store="threads"),
-        Row((*HOPPER_DIRECT[:2], HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
-        Row(HOPPER_DIRECT[4:5], BF16_ONLY, ("kk",), DENSE, store="threads"),  # spills with an n-major b
-        Row((HOPPER_DIRECT[1], HOPPER_WIDE), BF16_ONLY, FORWARD, (RELU,), store="threads"),
-        Row((HOPPER_DIRECT[1], *HOPPER_ODD_HALF), F16_ONLY, FORWARD, (BIAS, BIAS_GELU), store="threads"),
-        Row(HOPPER_DIRECT[4:5], F16_ONLY, ("kk",), (BIAS,), store="threads"),
-        Row(HOPPER_DIRECT[2:3], F16_ONLY, FORWARD, (BIAS_GELU,), store="threads"),
+        Row(_tiles("64x16 direct"), F16_ONLY, ("mk", "kk", "mn"), c_major="m", store="threads"),
+        Row((*_tiles("64x16 direct, 64x32 direct"), HOPPER_WIDE), BF16_ONLY, FORWARD, DENSE, store="threads"),
+        Row(_tiles("64x128 direct"), BF16_ONLY, ("kk",), DENSE, store="threads"),  # spills with an n-major b
+        Row((*_tiles("64x32 direct"), HOPPER_WIDE), BF16_ONLY, FORWARD, (RELU,), store="threads"),
+        Row((*_tiles("64x32 direct"), *HOPPER_ODD_HALF), F16_ONLY, FORWARD, (BIAS, BIAS_GELU), store="threads"),
+        Row(_tiles("64x128 direct"), F16_ONLY, ("kk",), (BIAS,), store="threads"),
+        Row(_tiles("64x64 direct"), F16_ONLY, FORWARD, (BIAS_GELU,), store="threads"),
         Row((SMALL,), (*FP8, *MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE,), (*FP8, *TF32), ("kk", "mk"), store="threads"),
         Row((SMALL,), TF32, ("kk", "mk"), store="threads"),
