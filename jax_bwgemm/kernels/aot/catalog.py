@@ -109,8 +109,8 @@ HOPPER_WIDE, HOPPER_SHARING, HOPPER_TALL = _tiles("128x96 1x4 pingpong, 64x128 4
 HOPPER_FEW, HOPPER_ROWS = _tiles("64x16 streamk, 128x32 4x1 pingpong")  # rows are columns of the transpose
 
 # A class of products has the tiles that are worth a kernel. Of plain bfloat16 products, by the majors of a, b and c:
-# those that the products of results/regret would miss (`bench --spare`). Of the others: those that theirs would miss, as
-# `bench --cover` predicts.
+# those that the products of results/regret would miss (`bench --spare`). Of other classes, whose products are hardly
+# measured: those that theirs would miss as `bench --cover` predicts.
 HOPPER_PLAIN = {
     "knn": _tiles(
         "128x256, 128x192 2x1, 128x128 2x1 pingpong, 128x256 2x1 streamk, 128x256 streamk, 128x128 2x1 streamk, "
