@@ -241,7 +241,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     said = capsys.readouterr().out
     assert "the model alone: mean" in said and "calibrated by other products: mean" in said and f"wrote {out}" in said
     found = calibration.load(out)
-    assert found.trees.asked.shape[0] == 8 and found.constants == H200.constants
+    assert found.trees.asked.shape[0] == 16 and found.constants == H200.constants
     assert json.loads(out.read_text())["products"] == {"some.json": 20}
     products = [calibrate.kernels(product, H200) for product in load(path)[1]]
     before = [np.abs(p.logs).mean() for p in products]
@@ -274,8 +274,8 @@ def test_a_file_may_say_that_its_products_count_less(tmp_path: Path, monkeypatch
     monkeypatch.setattr(GradientBoostingRegressor, "fit", seen)
     monkeypatch.setattr(calibrate, "NUM_TREES", 2)
     assert calibrate.main([path, other], tmp_path / "out.json", 0) == 0
-    assert len(given) == calibrate.FOLDS + 1  # the last is of all products
-    whole, less = np.split(given[-1], 2)
+    assert len(given) == 2 * (calibrate.FOLDS + 1)  # the last two are of all products, and of what ships of them
+    whole, less = np.split(given[-2], 2)
     assert whole.max() == 1.0
     np.testing.assert_allclose(less, whole / 4)
 
