@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.bench import regret
+from jax_bwgemm.bench import regret, spare
 from jax_bwgemm.bench.fit import Measured, load
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.constants import Constants
@@ -28,27 +28,35 @@ from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.features import kernel_log, names
 
 FOLDS = 5
-NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 400, 9, 96, 6
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 400, 9, 96, 6  # of each forest
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.5, 0.3  # of each tree: its weight, the kernels and the features that it sees
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
-DIGITS, LEAF_DIGITS = 5, 3  # of a threshold, and of what a leaf adds, of which hundreds are added
+DIGITS, LEAF_DIGITS = 4, 2  # of a threshold, and of what a leaf adds, of which hundreds are added
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """Of one product: (kernel, feature); and of each kernel the logarithm of what was measured over what was predicted,
-    and the microseconds that it took, and that its operands' padding takes."""
+    the microseconds that it took, and that its operands' padding takes, and whether it ships by now."""
 
     rows: np.ndarray
     logs: np.ndarray
     measured_us: np.ndarray
     padding_us: np.ndarray
+    ships: np.ndarray
     weight: float = 1.0
 
     @property
     def wholes_us(self) -> np.ndarray:
         whole: np.ndarray = self.measured_us + self.padding_us
         return whole
+
+    @property
+    def of_what_ships(self) -> Kernels:
+        columns = {
+            name: getattr(self, name)[self.ships] for name in ("rows", "logs", "measured_us", "padding_us", "ships")
+        }
+        return dataclasses.replace(self, **columns)
 
     def reach(self, constants: Constants) -> float:
         """What is predicted of the fastest kernel, in times of the least that is predicted of any."""
@@ -102,7 +110,7 @@ def _weight(path: Path) -> float:
 
 def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
     """The measured kernels of a product."""
-    found = []
+    found, ships = [], spare.of_what_ships(product, arch.target).times_us
     for (tile, is_swapped), us in product.times_us.items():
         own = product.problem.transposed if is_swapped else product.problem
         predicted = cost(tile, own, arch)
@@ -110,7 +118,7 @@ def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
             (row(tile, own, predicted, arch), math.log(us) - kernel_log(predicted, arch), us, predicted.padding_us)
         )
     rows, logs, measured_us, padding_us = (np.array(column, np.float64) for column in zip(*found, strict=True))
-    return Kernels(rows, logs, measured_us, padding_us, weight)
+    return Kernels(rows, logs, measured_us, padding_us, np.array([own in ships for own in product.times_us]), weight)
 
 
 def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
@@ -126,7 +134,15 @@ def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
 
 
 def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[float]]]:
-    """Trees as `Trees.of` takes them. ValueError without scikit-learn."""
+    """Trees as `Trees.of` takes them: the mean of two forests, one that has seen all kernels, and one that has seen
+    those that ship. They err in other products: the mean's choices lose less than those of either."""
+    ships = [product.of_what_ships for product in products if product.ships.any()]
+    forests = [_forest(own, seed) for own in (products, ships) if own]
+    return [_by_level(tree, RATE / len(forests)) for forest in forests for tree in forest]
+
+
+def _forest(products: Sequence[Kernels], seed: int) -> list[Any]:
+    """ValueError without scikit-learn."""
     try:
         from sklearn.ensemble import GradientBoostingRegressor
     except ImportError as error:
@@ -146,10 +162,10 @@ def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[
         learning_rate=RATE, subsample=SAMPLE, max_features=FEATURE_SHARE, random_state=seed,
     )  # fmt: skip
     forest.fit(rows, logs, sample_weight=weights)
-    return [_by_level(tree.tree_) for (tree,) in forest.estimators_]
+    return [tree.tree_ for (tree,) in forest.estimators_]
 
 
-def _by_level(tree: Any) -> tuple[list[int], list[float]]:
+def _by_level(tree: Any, weight: float) -> tuple[list[int], list[float]]:
     """Of scikit-learn's, whose leaves are weighted here, once and for all."""
     asked, value, level = list[int](), list[float](), [0]
     while level:
@@ -157,7 +173,7 @@ def _by_level(tree: Any) -> tuple[list[int], list[float]]:
         for node in level:
             is_leaf = tree.children_left[node] < 0
             asked.append(LEAF if is_leaf else int(tree.feature[node]))
-            value.append(RATE * float(tree.value[node, 0, 0]) if is_leaf else float(tree.threshold[node]))
+            value.append(weight * float(tree.value[node, 0, 0]) if is_leaf else float(tree.threshold[node]))
             below += [] if is_leaf else [tree.children_left[node], tree.children_right[node]]
         level = below
     return asked, value
