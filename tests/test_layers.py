@@ -19,7 +19,7 @@ PACKAGE = ROOT / "jax_bwgemm"
 FLOORS = ("facts", "planner", "runtime", "ops")  # imports go to the left
 SURFACE = {"__init__"}  # may import every room: it only gives them names
 ENTRY = {"__main__": {"cli"}}
-DRAWING = {"rich", "matplotlib", "sklearn"}  # for rooms that may import "anything above": extras build, bench and plot
+DRAWING = {"rich", "matplotlib", "lightgbm"}  # for rooms that may import "anything above": extras build, bench and plot
 COMPANIONS = {"cutlass": {"cuda"}}  # cuda.bindings comes with the DSL and is part of its signatures
 ANYTHING, ALL = "anything above", "all of the above"
 

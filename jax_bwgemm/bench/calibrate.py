@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.bench import regret, spare
+from jax_bwgemm.bench import regret
 from jax_bwgemm.bench.fit import Measured, load
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.constants import Constants
@@ -28,35 +28,27 @@ from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.features import kernel_log, names
 
 FOLDS = 5
-NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF = 400, 9, 96, 6  # of each forest
-RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.5, 0.3  # of each tree: its weight, the kernels and the features that it sees
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 400, 16, 256, 10, 63
+RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.8, 0.5  # a tree's weight; the part of the kernels, and of features at a node
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
-DIGITS, LEAF_DIGITS = 4, 2  # of a threshold, and of what a leaf adds, of which hundreds are added
+DIGITS, LEAF_UNIT = 5, 0.0005  # of a threshold, and of what a leaf adds, of which hundreds are added
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """Of one product: (kernel, feature); and of each kernel the logarithm of what was measured over what was predicted,
-    the microseconds that it took, and that its operands' padding takes, and whether it ships by now."""
+    and the microseconds that it took, and that its operands' padding takes."""
 
     rows: np.ndarray
     logs: np.ndarray
     measured_us: np.ndarray
     padding_us: np.ndarray
-    ships: np.ndarray
     weight: float = 1.0
 
     @property
     def wholes_us(self) -> np.ndarray:
         whole: np.ndarray = self.measured_us + self.padding_us
         return whole
-
-    @property
-    def of_what_ships(self) -> Kernels:
-        columns = {
-            name: getattr(self, name)[self.ships] for name in ("rows", "logs", "measured_us", "padding_us", "ships")
-        }
-        return dataclasses.replace(self, **columns)
 
     def reach(self, constants: Constants) -> float:
         """What is predicted of the fastest kernel, in times of the least that is predicted of any."""
@@ -98,7 +90,8 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     path = out or calibration.SHIPPED / f"{family}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found = Calibration(family, constants, Trees.of(grown(products, seed)))
-    path.write_text(text(found, {path.name: len(measured) for path, (_, measured) in zip(paths, files, strict=True)}))
+    counts = {path.name: len(measured) for path, (_, measured) in zip(paths, files, strict=True)}
+    path.write_text(text(found, counts, seed))
     print(f"wrote {path}")
     return 0
 
@@ -110,7 +103,7 @@ def _weight(path: Path) -> float:
 
 def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
     """The measured kernels of a product."""
-    found, ships = [], spare.of_what_ships(product, arch.target).times_us
+    found = []
     for (tile, is_swapped), us in product.times_us.items():
         own = product.problem.transposed if is_swapped else product.problem
         predicted = cost(tile, own, arch)
@@ -118,7 +111,7 @@ def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
             (row(tile, own, predicted, arch), math.log(us) - kernel_log(predicted, arch), us, predicted.padding_us)
         )
     rows, logs, measured_us, padding_us = (np.array(column, np.float64) for column in zip(*found, strict=True))
-    return Kernels(rows, logs, measured_us, padding_us, np.array([own in ships for own in product.times_us]), weight)
+    return Kernels(rows, logs, measured_us, padding_us, weight)
 
 
 def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
@@ -134,19 +127,11 @@ def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
 
 
 def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[float]]]:
-    """Trees as `Trees.of` takes them: the mean of two forests, one that has seen all kernels, and one that has seen
-    those that ship. They err in other products: the mean's choices lose less than those of either."""
-    ships = [product.of_what_ships for product in products if product.ships.any()]
-    forests = [_forest(own, seed) for own in (products, ships) if own]
-    return [_by_level(tree, RATE / len(forests)) for forest in forests for tree in forest]
-
-
-def _forest(products: Sequence[Kernels], seed: int) -> list[Any]:
-    """ValueError without scikit-learn."""
+    """Trees as `Trees.of` takes them. ValueError without LightGBM."""
     try:
-        from sklearn.ensemble import GradientBoostingRegressor
+        import lightgbm
     except ImportError as error:
-        raise ValueError(f"`--calibrate` requires scikit-learn, got none: pip install scikit-learn ({error})") from None
+        raise ValueError(f"`--calibrate` requires LightGBM, got none: pip install lightgbm ({error})") from None
     slower = [product.wholes_us / product.wholes_us.min() for product in products]
     counts = [x <= SLOWEST for x in slower]
     rows, logs, weights = (
@@ -157,46 +142,53 @@ def _forest(products: Sequence[Kernels], seed: int) -> list[Any]:
             [p.weight * x**-SHARPNESS for p, x in zip(products, slower, strict=True)],
         )
     )
-    forest = GradientBoostingRegressor(
-        init="zero", n_estimators=NUM_TREES, max_depth=DEPTH, max_leaf_nodes=LEAVES, min_samples_leaf=LEAST_IN_LEAF,
-        learning_rate=RATE, subsample=SAMPLE, max_features=FEATURE_SHARE, random_state=seed,
-    )  # fmt: skip
-    forest.fit(rows, logs, sample_weight=weights)
-    return [tree.tree_ for (tree,) in forest.estimators_]
+    wanted = {
+        "objective": "regression", "num_leaves": LEAVES, "max_depth": DEPTH, "min_data_in_leaf": LEAST_IN_LEAF,
+        "max_bin": BINS, "learning_rate": RATE, "bagging_fraction": SAMPLE, "bagging_freq": 1,
+        "feature_fraction_bynode": FEATURE_SHARE, "min_sum_hessian_in_leaf": 0.01, "seed": seed,
+        "deterministic": True, "force_row_wise": True, "verbose": -1,
+    }  # fmt: skip
+    forest = lightgbm.train(wanted, lightgbm.Dataset(rows, logs, weight=weights), NUM_TREES)
+    return [_by_level(tree["tree_structure"]) for tree in forest.dump_model()["tree_info"]]
 
 
-def _by_level(tree: Any, weight: float) -> tuple[list[int], list[float]]:
-    """Of scikit-learn's, whose leaves are weighted here, once and for all."""
-    asked, value, level = list[int](), list[float](), [0]
+def _by_level(root: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Of LightGBM's, whose leaves are weighted."""
+    asked, value, level = list[int](), list[float](), [root]
     while level:
         below = []
         for node in level:
-            is_leaf = tree.children_left[node] < 0
-            asked.append(LEAF if is_leaf else int(tree.feature[node]))
-            value.append(weight * float(tree.value[node, 0, 0]) if is_leaf else float(tree.threshold[node]))
-            below += [] if is_leaf else [tree.children_left[node], tree.children_right[node]]
+            is_leaf = "leaf_value" in node
+            asked.append(LEAF if is_leaf else node["split_feature"])
+            value.append(node["leaf_value"] if is_leaf else float(f"{node['threshold']:.{DIGITS}g}"))
+            below += [] if is_leaf else [node["left_child"], node["right_child"]]
         level = below
     return asked, value
 
 
-def text(found: Calibration, files: dict[str, int]) -> str:
-    """JSON with a line for each tree."""
+def text(found: Calibration, files: dict[str, int], seed: int) -> str:
+    """JSON with a line for each feature, its thresholds, and for each tree: of a node that asks the position of its
+    threshold, of a leaf what it adds in units."""
+    trees = list(zip(found.trees.asked.tolist(), found.trees.value.tolist(), strict=True))
+    nodes = {node for tree in trees for node in zip(*tree, strict=True)}
+    thresholds = [sorted(x for feature, x in nodes if feature == i) for i in range(len(names()))]
+    positions = {(i, x): at for i, values in enumerate(thresholds) for at, x in enumerate(values)}
     head = {
         "format": calibration.FORMAT,
         "family": found.family,
-        "command": "python -m jax_bwgemm bench --calibrate FILE ...",
+        "command": f"python -m jax_bwgemm bench --seed {seed} --calibrate FILE ...",
         "products": files,
         "constants": dataclasses.asdict(found.constants),
-        "features": names(),
+        "leaf_unit": LEAF_UNIT,
     }
-    trees = zip(found.trees.asked.tolist(), found.trees.value.tolist(), strict=True)
-    lines = [_line(asked, value) for asked, value in trees]
+    features = (f"  {json.dumps(name)}: {json.dumps(x)}" for name, x in zip(names(), thresholds, strict=True))
+    lines = (_line(*tree, positions) for tree in trees)
     start = json.dumps(head, indent=1).removesuffix("\n}")
-    return f'{start},\n "trees": [\n' + ",\n".join(lines) + "\n]}\n"
+    return start + ',\n "features": {\n' + ",\n".join(features) + '\n },\n "trees": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
-def _line(asked: list[int], value: list[float]) -> str:
+def _line(asked: list[int], value: list[float], positions: dict[tuple[int, float], int]) -> str:
     size = 2 * sum(x != LEAF for x in asked) + 1
-    digits = [LEAF_DIGITS if x == LEAF else DIGITS for x in asked[:size]]
-    rounded = [float(f"{x:.{own}g}") for x, own in zip(value[:size], digits, strict=True)]
-    return json.dumps({"asked": asked[:size], "value": rounded}, separators=(",", ":"))
+    nodes = list(zip(asked, value, strict=True))[:size]
+    said = [round(x / LEAF_UNIT) if feature == LEAF else positions[feature, x] for feature, x in nodes]
+    return json.dumps({"asked": asked[:size], "value": said}, separators=(",", ":"))

@@ -8,7 +8,7 @@ import math
 
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.geometry import cluster_tiles, concurrent_clusters, k_steps, num_tiles
-from jax_bwgemm.facts.padding import ends_within_sectors, is_torn
+from jax_bwgemm.facts.padding import LINE_BYTES, contiguous, is_torn
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import Cost, Schedule, cost, memory_bytes, shipped_schedule
@@ -66,8 +66,16 @@ def _of_problem(problem: Problem) -> dict[str, float]:
         "out_bytes": DTYPE_BYTES[problem.out_dtype],
         "a_is_torn": is_torn(problem, "a"),
         "b_is_torn": is_torn(problem, "b"),
-        "c_is_torn": ends_within_sectors(problem),
+        "a_row_step": _row_step(contiguous(problem, "a") * DTYPE_BYTES[problem.a_dtype]),
+        "b_row_step": _row_step(contiguous(problem, "b") * DTYPE_BYTES[problem.b_dtype]),
+        "c_row_step": _row_step((problem.n if problem.c_major == "n" else problem.m) * DTYPE_BYTES[problem.out_dtype]),
     }
+
+
+def _row_step(row_bytes: int) -> int:
+    """Where rows of a matrix as the caller has it begin: at all multiples of that many bytes of a line of the L2 cache.
+    It says how much one load or store can take at a time, and how many sectors and lines rows share."""
+    return math.gcd(row_bytes, LINE_BYTES)
 
 
 def _of_tile(tile: Tile, schedule: Schedule) -> dict[str, float]:

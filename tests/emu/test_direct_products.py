@@ -59,7 +59,7 @@ def test_gradients(dtype: str) -> None:
     a, b, ct = normal(0, 33, 47, dtype=dtype), normal(1, 47, 19, dtype=dtype), normal(2, 33, 19, dtype=dtype)
     if dtype == "float16":  # whose direct kernels are those of forward passes
         out, ran = direct(matmul, a, b)
-        assert ran == ["knn"] and relative_error(np.asarray(out), f64(a) @ f64(b)) < 1e-3
+        assert ran in (["knn"], ["mkm"]) and relative_error(np.asarray(out), f64(a) @ f64(b)) < 1e-3
         return
     (d_a, d_b), ran = direct(lambda a, b, ct: jax.vjp(matmul, a, b)[1](ct), a, b, ct)
     assert {majors[:2] for majors in ran} == {"kk", "mn"} and len(ran) == 2  # each as it is, or transposed
