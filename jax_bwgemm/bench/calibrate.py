@@ -130,7 +130,7 @@ def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[
     """Trees as `Trees.of` takes them. ValueError without LightGBM."""
     try:
         import lightgbm
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: it needs gcc's libgomp
         raise ValueError(f"`--calibrate` requires LightGBM, got none: pip install lightgbm ({error})") from None
     slower = [product.wholes_us / product.wholes_us.min() for product in products]
     counts = [x <= SLOWEST for x in slower]
