@@ -130,8 +130,9 @@ def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[
     """Trees as `Trees.of` takes them. ValueError without LightGBM."""
     try:
         import lightgbm
-    except (ImportError, OSError) as error:  # OSError: it needs gcc's libgomp
-        raise ValueError(f"`--calibrate` requires LightGBM, got none: pip install lightgbm ({error})") from None
+    except (ImportError, OSError) as error:  # OSError: of a library that it loads
+        needs = "LightGBM (pip install lightgbm), which loads gcc's libgomp"
+        raise ValueError(f"`--calibrate` requires {needs}, got none: {error}") from None
     slower = [product.wholes_us / product.wholes_us.min() for product in products]
     counts = [x <= SLOWEST for x in slower]
     rows, logs, weights = (
