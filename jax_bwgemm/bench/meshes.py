@@ -48,7 +48,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Microseconds a call, medians; `ratio` is jnp's by ours. `limit_us`: the arithmetic of a GPU at its peak."""
+    """Microseconds a call, medians of `rounds`; `ratio`: jnp's by ours; `limit_us`: a GPU's arithmetic at its peak."""
 
     name: str
     ours_us: float
@@ -58,6 +58,7 @@ class Measured:
     error: float
     ours: tuple[str, ...]
     jnp: tuple[str, ...]
+    rounds: int
 
 
 M, N, K, F = 8192, 4096, 4096, 14336
@@ -93,7 +94,7 @@ def rows() -> list[Row]:
     return found
 
 
-def measure(row: Row, arch: Arch, rounds: int) -> Measured:
+def measure(row: Row, arch: Arch, rounds: int, seconds: float = 0.0) -> Measured:
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType[_axis_type(row)],))
     rng = np.random.default_rng(0)
     with jax.set_mesh(mesh):
@@ -105,24 +106,25 @@ def measure(row: Row, arch: Arch, rounds: int) -> Measured:
         programs = [_compile(row, mesh, matmul, operands) for matmul in (ours, plain)]
         error = difference(*(program(*operands) for program in programs))
         measures = {name: timing.host_clock(x, 1, *operands) for name, x in zip(("ours", "jnp"), programs, strict=True)}
-        samples = timing.alternate(measures, rounds)
+        samples = timing.alternate(measures, rounds, seconds)
     ours_us, jnp_us = samples["ours"].median_us, samples["jnp"].median_us
-    names = [collectives(x) for x in programs]
+    own, others = map(collectives, programs)
     passes = {0: 1.0, 2: 3.0, 3: 3.0}[row.num_gradients]
     limit_us = passes * row.flops / (jax.device_count() * arch.peak_tflops * 1e6)
-    return Measured(f"{row.kind}: {row.name}", ours_us, jnp_us, jnp_us / ours_us, limit_us, error, *names)
+    name, taken = f"{row.kind}: {row.name}", samples["ours"].rounds
+    return Measured(name, ours_us, jnp_us, jnp_us / ours_us, limit_us, error, own, others, taken)
 
 
-def main(rounds: int, path: Path | None, commit: str) -> int:
+def main(rounds: int, path: Path | None, commit: str, seconds: float = 0.0) -> int:
     arch = target_arch(None)
     if isinstance(arch, str) or jax.device_count() < 2:
         raise ValueError(f"`--meshes` requires two Hopper or Blackwell GPUs, got {jax.devices()}")
     path = path or Path(__file__).parent / "results" / "meshes" / f"{arch.name}x{jax.device_count()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    content = {"machine": machine.describe(commit), "rounds": rounds, "calls": timing.HOST_BATCH, "rows": found}
+    content = {"machine": machine.describe(commit), "calls": timing.HOST_BATCH, "rows": found}
     for row in rows():
-        measured = measure(row, arch, rounds)
+        measured = measure(row, arch, rounds, seconds)
         print(line(measured), flush=True)
         found.append(dataclasses.asdict(measured))
         path.write_text(json.dumps(content, indent=1) + "\n")

@@ -103,10 +103,12 @@ def _conditions(result: Result) -> str:
     rounds = sorted({row.rounds for row in result.rows})
     between = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     rests = f" in bursts, each followed by a rest {result.pause:g} times as long" if result.pause else ""
+    processes = sorted({row.processes for row in result.rows})
+    over = f" in {' to '.join(map(str, processes))} processes" if processes[-1] > 1 else ""
     text = (
         f"{result.machine.get('name', result.arch)}, {', '.join(known)}. {result.method}{rests}, median of {between} "
-        "alternating rounds, standard normal inputs. Ratios: the peer's time over ours; best: of XLA's sets of flags. "
-        "Limit: the tensor cores at the highest clock, or every operand once at "
+        f"alternating rounds{over}, standard normal inputs. Ratios: the peer's time over ours; best: of XLA's sets of "
+        "flags. Limit: the tensor cores at the highest clock, or every operand once at "
         f"{ARCHS[result.arch].memory_tb_per_s} TB/s, which what mostly reads may pass."
     )
     if fallen := [row.shape for row in result.rows if not row.variant]:

@@ -39,6 +39,8 @@ class Row:
     """One case. `variant` names our kernels, separated by commas; it is empty if ours ran XLA's, for the reason
     `fallback`. `unavailable` are the peers that were not measured, and why. Ratios > 1: ours is faster.
 
+    Times are medians over `processes`, each of which compiled anew.
+
     `temperature_c` is that behind the last round, 0 if unknown. There is no clock: a burst is over before nvidia-smi
     answers, and what it says of a GPU at rest is another. A `Load` has one.
     """
@@ -53,6 +55,7 @@ class Row:
     peers: dict[str, Times]
     unavailable: dict[str, str]
     temperature_c: float
+    processes: int = 1
 
     @property
     def case(self) -> Case:

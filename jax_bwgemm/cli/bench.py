@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
+from typing import Any
 
 from jax_bwgemm.cli.outputs import check_directory, check_file
 
@@ -23,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds a shape, at least (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="more rounds, until these passed (%(default)s)")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="medians over so many whole runs (1)")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="RESULT", help="instead: one result of several runs, with medians"
+    )
     parser.add_argument(
         "--sustained", type=float, default=0.0, metavar="SECONDS", help="continuous load of ours and XLA, such as 30"
     )
@@ -83,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     if args.render:
         return _render(args)
+    if args.merge:
+        return _merge(args)
     if args.tune:
         from jax_bwgemm.bench import tune
 
@@ -110,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if args.meshes:
         from jax_bwgemm.bench import meshes
 
-        return meshes.main(args.rounds, args.json, args.commit)
+        return meshes.main(args.rounds, args.json, args.commit, args.seconds)
     if args.collectives:
         from jax_bwgemm.bench import collectives
 
@@ -157,6 +165,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
     writes_none = any((args.render, args.tune, args.fit, args.calibrate, args.spare, args.lowering)) or not (
         args.regret is None and args.cover is None
     )
+    if args.merge and not args.json:
+        raise ValueError("`--merge` requires a file for its result: pass --json OUT")
     if not args.json and not writes_none:
         from jax_bwgemm.bench.run import RESULTS
 
@@ -178,8 +188,14 @@ def _render(args: argparse.Namespace) -> int:
     return 0
 
 
+def _merge(args: argparse.Namespace) -> int:
+    from jax_bwgemm.bench import merge
+
+    return _show(merge.read(args.merge), args.json, args.plots)
+
+
 def _measure(args: argparse.Namespace) -> int:
-    from jax_bwgemm.bench import peers, report, table
+    from jax_bwgemm.bench import peers, report
     from jax_bwgemm.bench import run as bench
     from jax_bwgemm.bench.cases import DEFAULT, Case, random_cases
 
@@ -196,17 +212,32 @@ def _measure(args: argparse.Namespace) -> int:
         sustained_cases=[Case.from_str(text) for text in sustained_shapes],
     )
 
-    def path_of(result: report.Result) -> Path:
-        name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
-        return args.json or bench.RESULTS / f"{name}.json"
+    path_of = functools.partial(_path_of, args)
+    if args.processes > 1:
+        from jax_bwgemm.bench import merge
 
-    result = bench.measure(settings, lambda result: report.save(result, path_of(result)))
+        result = merge.measure(settings, args.processes, path_of)
+    else:
+        result = bench.measure(settings, lambda result: report.save(result, path_of(result)))
+    return _show(result, path_of(result), args.plots)
+
+
+def _path_of(args: argparse.Namespace, result: Any) -> Path:
+    from jax_bwgemm.bench.run import RESULTS
+
+    name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
+    path: Path = args.json or RESULTS / f"{name}.json"
+    return path
+
+
+def _show(result: Any, path: Path, plots_path: Path | None) -> int:
+    from jax_bwgemm.bench import report, table
+
     table.show(result)
-    path = path_of(result)
     report.save(result, path)
     print(f"wrote {path}")
-    if args.plots:
+    if plots_path:
         from jax_bwgemm.bench import plots
 
-        plots.draw(result, args.plots)
+        plots.draw(result, plots_path)
     return 1 if result.skipped else 0
