@@ -26,9 +26,10 @@ from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.calibration import LEAF, Calibration, Trees, row
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.features import kernel_log, names
+from jax_bwgemm.planner.streams import idle
 
 FOLDS = 5
-NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 400, 16, 256, 10, 63
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 400, 16, 256, 30, 63
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.8, 0.5  # a tree's weight; the part of the kernels, and of features at a node
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
 DIGITS, LEAF_UNIT = 5, 0.0005  # of a threshold, and of what a leaf adds, of which hundreds are added
@@ -102,10 +103,12 @@ def _weight(path: Path) -> float:
 
 
 def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
-    """The measured kernels of a product."""
+    """The measured kernels of a product that may be chosen."""
     found = []
     for (tile, is_swapped), us in product.times_us.items():
         own = product.problem.transposed if is_swapped else product.problem
+        if (idle(tile, own, arch), is_swapped) in product.times_us:
+            continue
         predicted = cost(tile, own, arch)
         found.append(
             (row(tile, own, predicted, arch), math.log(us) - kernel_log(predicted, arch), us, predicted.padding_us)

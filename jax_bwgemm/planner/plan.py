@@ -29,7 +29,7 @@ from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.direct import launch_stages
 from jax_bwgemm.planner.measured import Record
 from jax_bwgemm.planner.order import ROUND_US, l2_hints, raster, result_hint, rounds
-from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream
+from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, idle
 
 TIE = 1.03  # closer predictions than this say nothing: the model's own error is larger
 CORRECTED_TIE = 1.01  # where predictions are corrected: 128x256 alone, of 4096^3 and 8192^3, is predicted to take 2 %
@@ -243,6 +243,7 @@ def plan(
         among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
     found = [_judge(candidate, arch, missing, times, batch_invariant, symbols, in_parts) for candidate in among]
+    found = found if symbols else _without_idle(found, arch)
     known = calibration.of(arch) if is_calibrated and not symbols else None
     found = _over_range(found, arch, symbols) if symbols else _corrected(found, arch, known)
     judged = tuple(sorted(found, key=_preference))
@@ -322,6 +323,19 @@ def _judge(
     if in_parts and reason:
         return dataclasses.replace(candidate, reason=reason)
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
+
+
+def _without_idle(judged: Sequence[Candidate], arch: Arch) -> list[Candidate]:
+    """Without stream-K kernels that would divide nothing and were not measured, where the kernel that cannot is at
+    hand."""
+    at_hand = {(c.tile, c.swapped) for c in judged if c.reason is None}
+    reason = "it would divide no tile between clusters, and the kernel that cannot is faster then"
+    return [
+        dataclasses.replace(c, reason=reason)
+        if c.reason is None and c.measured_us is None and (idle(c.tile, c.problem, arch), c.swapped) in at_hand
+        else c
+        for c in judged
+    ]
 
 
 def _why_not(candidate: Candidate, arch: Arch, batch_invariant: bool, symbols: Symbols | None) -> str | None:

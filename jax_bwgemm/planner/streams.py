@@ -34,6 +34,14 @@ def best_stream(tile: Tile, problem: Problem, arch: Arch) -> Stream:
     return min(_streams(tile, problem, arch), key=lambda stream: _alone_cycles(tile, problem, arch, stream))
 
 
+def idle(tile: Tile, problem: Problem, arch: Arch) -> Tile | None:
+    """Of a stream-K tile of which nothing is best divided, the tile without, which does the same with less: in 3,665
+    pairs of times of two H100s and an H200 (results/regret) it is the faster one in three of four, by 2 % in half."""
+    if tile.stream_k and best_stream(tile, problem, arch) == NO_STREAM:
+        return dataclasses.replace(tile, stream_k=False)
+    return None
+
+
 def waves_and_rest(tile: Tile, problem: Problem, arch: Arch, step: float, stream: Stream) -> tuple[int, float]:
     """Waves of whole tiles before the last one or the stream; main loop and exchange of that, if a k step takes
     `step` cycles."""

@@ -21,11 +21,11 @@ LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS
 EXPECTED = {
     "EVEN_KIND": (0.12, 0.40),
     "TORN_KIND": (0.14, 0.45),
-    "LONGER_KIND": (0.17, 0.56),
+    "LONGER_KIND": (0.17, 0.62),
     "SHORT_KIND": (0.19, 0.48),
     "UNEVEN_KIND": (0.21, 0.65),
     "THIN_KIND": (0.12, 0.30),
-    "VECTOR_KIND": (0.16, 0.45),
+    "VECTOR_KIND": (0.16, 0.60),
     "ROWS_KIND": (0.08, 0.12),
 }
 

@@ -15,8 +15,9 @@ from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import MAX_CLUSTER_CTAS, Tile
 from jax_bwgemm.kernels.scheduler import cluster_of, num_pieces, piece_of, share_of
 from jax_bwgemm.planner.cost import cost
+from jax_bwgemm.planner.measured import Record, Time, key
 from jax_bwgemm.planner.plan import plan
-from jax_bwgemm.planner.streams import NO_STREAM, best_stream
+from jax_bwgemm.planner.streams import NO_STREAM, best_stream, idle
 from tests.walks import stream
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
@@ -155,3 +156,23 @@ def test_plans() -> None:
     assert (small.stream.tiles, small.pdl) == (1, False)
     assert plan(Problem(256, 256, 64), H200, STREAMED).pdl
     assert not plan(Problem(256, 256, 4096), H200, WHOLE).pdl
+
+
+@pytest.mark.parametrize("measured_us", [None, 100.0])
+def test_a_stream_of_nothing_gives_way_to_the_kernel_that_has_none(measured_us: float | None) -> None:
+    """4096x6144 is 32 x 24 tiles of 128x256, whose last wave of 108 single CTAs of 132 gains nothing by being divided;
+    with a time of its own it is a candidate as before, and forced it is taken."""
+    problem, tile = Problem(4096, 6144, 4096), Tile(128, 256, stream_k=True)
+    without = dataclasses.replace(tile, stream_k=False)
+    assert best_stream(tile, problem, H200) == NO_STREAM and idle(tile, problem, H200) == without
+    assert idle(without, problem, H200) is None and idle(tile, Problem(4096, 256, 65536), H200) is None
+    times = (
+        () if measured_us is None else (Time(str(tile), False, measured_us, ""), Time(str(without), False, 120.0, ""))
+    )
+    found = plan(problem, H200, record=Record(key(problem), "", times) if times else None)
+    (reason,) = [c.reason for c in found.candidates if c.tile == tile and not c.swapped]
+    if measured_us is None:
+        assert reason is not None and "divide no tile between clusters" in reason and found.tile != tile
+    else:
+        assert reason is None and found.tile == tile
+    assert plan(problem, H200, tile).tile == tile
