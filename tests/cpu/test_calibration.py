@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,19 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=said + "libgomp.so.1: cannot open"):
         calibrate.main([_some(tmp_path, 6)], tmp_path / "out.json", 0)
+
+
+def test_what_the_correction_lost_on_products_that_it_then_learned_from() -> None:
+    """By the positions of its choices in the file, which were made before."""
+    path = RESULTS / "h200_odd.json"
+    choices = [product["modelled"] for product in json.loads(path.read_text())["products"]]
+    arch, products = load(path)
+    losses = []
+    for idx, product in zip(choices, products, strict=True):
+        wholes_us = [
+            us + cost(tile, product.problem.transposed if is_swapped else product.problem, arch).padding_us
+            for (tile, is_swapped), us in product.times_us.items()
+        ]
+        losses.append(wholes_us[idx] / min(wholes_us) - 1)
+    said = f"these chose kernels that lost {100 * statistics.mean(losses):.1f} %"
+    assert said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
