@@ -165,6 +165,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
     writes_none = any((args.render, args.tune, args.fit, args.calibrate, args.spare, args.lowering)) or not (
         args.regret is None and args.cover is None
     )
+    if args.processes < 1:
+        raise ValueError(f"`--processes` requires at least 1, got {args.processes}")
     if args.merge and not args.json:
         raise ValueError("`--merge` requires a file for its result: pass --json OUT")
     if not args.json and not writes_none:

@@ -35,8 +35,9 @@ def best_stream(tile: Tile, problem: Problem, arch: Arch) -> Stream:
 
 
 def idle(tile: Tile, problem: Problem, arch: Arch) -> Tile | None:
-    """Of a stream-K tile of which nothing is best divided, the tile without, which does the same with less: in 3,665
-    pairs of times of two H100s and an H200 (results/regret) it is the faster one in three of four, by 2 % in half."""
+    """Of a stream-K tile of which nothing is best divided, the tile without, which does the same with less: in 1,879
+    pairs of times of an H100 and an H200 (h100_wide.json and h200_odd.json of results/regret) it is the faster one in
+    three of four, by 2 % in half."""
     if tile.stream_k and best_stream(tile, problem, arch) == NO_STREAM:
         return dataclasses.replace(tile, stream_k=False)
     return None

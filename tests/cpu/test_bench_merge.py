@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,29 +103,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report.load(out).rows[0].ours.us == 110.0 and LARGE.shape in capsys.readouterr().out
 
 
-class _Inline(ProcessPoolExecutor):
-    """A pool whose processes are threads' work of this one: what they are told is pickled all the same."""
-
-    def __init__(self, *args: Any) -> None:
-        import pickle
-
-        self.pickle = pickle
-
-    def __enter__(self) -> _Inline:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def submit(self, function: Any, /, *args: Any) -> Any:  # type: ignore[override]
-        function, args = self.pickle.loads(self.pickle.dumps((function, args)))
-        from concurrent.futures import Future
-
-        future: Future[Any] = Future()
-        future.set_result(function(*args))
-        return future
-
-
 def _measured(settings: bench.Settings, keep: Any) -> report.Result:
     result = _of(LARGE, skipped={})
     keep(result)
@@ -133,7 +110,7 @@ def _measured(settings: bench.Settings, keep: Any) -> report.Result:
 
 
 def test_each_process_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "ProcessPoolExecutor", _Inline)
+    monkeypatch.setattr(merge, "ProcessPoolExecutor", lambda *args: ThreadPoolExecutor(1))
     monkeypatch.setattr(bench, "measure", _measured)
     out = tmp_path / "r.json"
     assert main(["bench", "--shapes", "8x8x8", "--processes", "3", "--json", str(out)]) == 0
@@ -142,8 +119,13 @@ def test_each_process_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A real one, which finds no GPU here."""
+    """A real one, to which all is pickled, and which finds no GPU here."""
     assert main(["bench", "--shapes", "8x8x8", "--processes", "2", "--json", str(tmp_path / "r.json")]) == 2
     assert "`bench` requires a Hopper or Blackwell GPU, got none" in capsys.readouterr().err
     with pytest.raises(ValueError, match="requires a Hopper or Blackwell GPU"):
         bench.measure(bench.Settings([Case(8, 8, 8)]))
+
+
+def test_no_process_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--shapes", "8x8x8", "--processes", "0"]) == 2
+    assert "`--processes` requires at least 1, got 0" in capsys.readouterr().err

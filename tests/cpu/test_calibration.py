@@ -30,6 +30,7 @@ from jax_bwgemm.planner.calibration import LEAF, Trees, row
 from jax_bwgemm.planner.cost import cost, roofline_us
 from jax_bwgemm.planner.features import features, names
 from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.planner.streams import idle
 
 ROOT = Path(__file__).parent.parent.parent
 HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
@@ -353,3 +354,18 @@ def test_what_the_correction_lost_on_products_that_it_then_learned_from() -> Non
         losses.append(wholes_us[idx] / min(wholes_us) - 1)
     said = f"these chose kernels that lost {100 * statistics.mean(losses):.1f} %"
     assert said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
+
+
+def test_a_stream_of_nothing_takes_longer() -> None:
+    """In pairs of kernels that differ in nothing else, as `streams.idle` says."""
+    ratios = []
+    for name in ("h100_wide.json", "h200_odd.json"):
+        arch, products = load(RESULTS / name)
+        for product in products:
+            for (tile, is_swapped), us in product.times_us.items():
+                without = idle(tile, product.problem.transposed if is_swapped else product.problem, arch)
+                if without and (other := product.times_us.get((without, is_swapped))):
+                    ratios.append(us / other)
+    assert f"{len(ratios):,}" in " ".join((idle.__doc__ or "").split())
+    quarter, half, _ = statistics.quantiles(ratios, n=4)
+    assert quarter > 1.0 and f"{100 * (half - 1):.0f} %" == "2 %"

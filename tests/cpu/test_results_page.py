@@ -13,7 +13,9 @@ import pytest
 from pages import DOCS, ROOT
 
 from jax_bwgemm.bench import render, report
+from jax_bwgemm.bench.fit import load
 from jax_bwgemm.bench.run import RESULTS
+from jax_bwgemm.planner.cost import cost
 
 PAGE = (DOCS / "results.md").read_text().splitlines()
 Fields = dict[str, Any]
@@ -180,6 +182,10 @@ def test_the_steps_of_a_transformer_block_are_those_of_their_files() -> None:
     best = min(one["default"], one["cublaslt"], one["no-triton"])
     for time in (one["ours"], one["ours, fused"], one["default"], best):
         assert f"{time / 1000:.2f} ms" in text
+    own, *xlas = (
+        rows("models/h200x1.json")[0]["products_us"][name] / 1000 for name in ("ours", "default", "no-triton")
+    )
+    assert f"products alone take {own:.2f} ms, XLA's {xlas[0]:.2f} and {xlas[1]:.2f}" in text
     one, *_ = [row["times_us"] for row in rows("models/h100x1.json")]
     best = min(one["default"], one["cublaslt"], one["no-triton"])
     said = [f"{time / 1000:.2f}" for time in (one["ours"], one["ours, fused"], one["default"], best)]
@@ -194,6 +200,27 @@ def test_a_decoding_step_of_an_h100() -> None:
     row, text = rows("decode/h100.json")[0], " ".join(PAGE)
     said = [f"{row[name]:.0f}" for name in ("ours_us", "accelerated_us", "xla_us")]
     assert f"{said[0]} us by `install()`, {said[1]} by `accelerate`, and {said[2]} by XLA" in text
+
+
+def test_what_the_fastest_kernel_would_do_for_random_products() -> None:
+    """All kernels that ship were timed for some of the random products, too, with what pads their operands."""
+    arch, timed = load(RESULTS / "regret/h200_odd.json")
+    fastest = {
+        product.problem: min(
+            us + cost(tile, product.problem.transposed if is_swapped else product.problem, arch).padding_us
+            for (tile, is_swapped), us in product.times_us.items()
+        )
+        for product in timed
+    }
+    found = report.load(RESULTS / "random/h200-350113.json").rows
+    ratios = {row.shape: row.best[1].us / fastest[row.case.problem] for row in found if row.case.problem in fastest}
+    text, num = " ".join(PAGE), sum(ratio < 0.95 for ratio in ratios.values())
+    assert f"were timed for {len(ratios)} of these" in text
+    assert f"and for {len(timed) - len(ratios)} products more" in text
+    assert f"{num} of the {len(ratios)} would still be more than 5 % behind" in text
+    of_one = next(row for row in found if row.shape == "3504x200x4760:nt")
+    ours, best, xla = of_one.ours.us, fastest[of_one.case.problem], of_one.best[1].us
+    assert f"takes {ours:.1f} us, by our fastest {best:.1f}, and XLA {xla:.1f}" in text
 
 
 def test_readme_says_the_means() -> None:
