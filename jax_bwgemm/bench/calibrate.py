@@ -14,25 +14,24 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.bench import regret
+from jax_bwgemm.bench import forest, regret
 from jax_bwgemm.bench.fit import Measured, load
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.planner import calibration
-from jax_bwgemm.planner.calibration import LEAF, Calibration, Trees, row
+from jax_bwgemm.planner.calibration import Calibration, row
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.features import kernel_log, names
 from jax_bwgemm.planner.streams import idle
+from jax_bwgemm.planner.trees import Trees
 
 FOLDS = 5
 NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 400, 16, 256, 30, 63
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.8, 0.5  # a tree's weight; the part of the kernels, and of features at a node
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
-DIGITS, LEAF_UNIT = 5, 0.0005  # of a threshold, and of what a leaf adds, of which hundreds are added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
     print(f"the fastest is predicted within {farthest:.2f} times the least; corrected up to {calibration.NEAR} times")
     path = out or calibration.SHIPPED / f"{family}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = Calibration(family, constants, Trees.of(grown(products, seed)))
+    found = Calibration(family, constants, Trees.of(grown(products, seed), len(names())))
     counts = {path.name: len(measured) for path, (_, measured) in zip(paths, files, strict=True)}
     path.write_text(text(found, counts, seed))
     print(f"wrote {path}")
@@ -124,18 +123,13 @@ def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
     losses = dict.fromkeys(order, 0.0)
     for fold in (order[i::FOLDS] for i in range(FOLDS)):
         held_out = set(fold)
-        trees = Trees.of(grown([x for i, x in enumerate(products) if i not in held_out], seed))
+        trees = Trees.of(grown([x for i, x in enumerate(products) if i not in held_out], seed), len(names()))
         losses |= {i: products[i].lost(trees.sums(products[i].rows)) for i in fold}
     return list(losses.values())
 
 
-def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[float]]]:
+def grown(products: Sequence[Kernels], seed: int) -> list[forest.Tree]:
     """Trees as `Trees.of` takes them. ValueError without LightGBM."""
-    try:
-        import lightgbm
-    except (ImportError, OSError) as error:  # OSError: of a library that it loads
-        needs = "LightGBM (pip install lightgbm), which loads gcc's libgomp"
-        raise ValueError(f"`--calibrate` requires {needs}, got none: {error}") from None
     slower = [product.wholes_us / product.wholes_us.min() for product in products]
     counts = [x <= SLOWEST for x in slower]
     rows, logs, weights = (
@@ -148,51 +142,18 @@ def grown(products: Sequence[Kernels], seed: int) -> list[tuple[list[int], list[
     )
     wanted = {
         "objective": "regression", "num_leaves": LEAVES, "max_depth": DEPTH, "min_data_in_leaf": LEAST_IN_LEAF,
-        "max_bin": BINS, "learning_rate": RATE, "bagging_fraction": SAMPLE, "bagging_freq": 1,
-        "feature_fraction_bynode": FEATURE_SHARE, "min_sum_hessian_in_leaf": 0.01, "seed": seed,
-        "deterministic": True, "force_row_wise": True, "verbose": -1,
+        "max_bin": BINS, "learning_rate": RATE, "bagging_fraction": SAMPLE, "feature_fraction_bynode": FEATURE_SHARE,
     }  # fmt: skip
-    forest = lightgbm.train(wanted, lightgbm.Dataset(rows, logs, weight=weights), NUM_TREES)
-    return [_by_level(tree["tree_structure"]) for tree in forest.dump_model()["tree_info"]]
-
-
-def _by_level(root: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """Of LightGBM's, whose leaves are weighted."""
-    asked, value, level = list[int](), list[float](), [root]
-    while level:
-        below = []
-        for node in level:
-            is_leaf = "leaf_value" in node
-            asked.append(LEAF if is_leaf else node["split_feature"])
-            value.append(node["leaf_value"] if is_leaf else float(f"{node['threshold']:.{DIGITS}g}"))
-            below += [] if is_leaf else [node["left_child"], node["right_child"]]
-        level = below
-    return asked, value
+    return forest.grown(rows, logs, weights, wanted, NUM_TREES, seed, "--calibrate")
 
 
 def text(found: Calibration, files: dict[str, int], seed: int) -> str:
-    """JSON with a line for each feature, its thresholds, and for each tree: of a node that asks the position of its
-    threshold, of a leaf what it adds in units."""
-    trees = list(zip(found.trees.asked.tolist(), found.trees.value.tolist(), strict=True))
-    nodes = {node for tree in trees for node in zip(*tree, strict=True)}
-    thresholds = [sorted(x for feature, x in nodes if feature == i) for i in range(len(names()))]
-    positions = {(i, x): at for i, values in enumerate(thresholds) for at, x in enumerate(values)}
+    """Of the file that ships."""
     head = {
         "format": calibration.FORMAT,
         "family": found.family,
         "command": f"python -m jax_bwgemm bench --seed {seed} --calibrate FILE ...",
         "products": files,
         "constants": dataclasses.asdict(found.constants),
-        "leaf_unit": LEAF_UNIT,
     }
-    features = (f"  {json.dumps(name)}: {json.dumps(x)}" for name, x in zip(names(), thresholds, strict=True))
-    lines = (_line(*tree, positions) for tree in trees)
-    start = json.dumps(head, indent=1).removesuffix("\n}")
-    return start + ',\n "features": {\n' + ",\n".join(features) + '\n },\n "trees": [\n' + ",\n".join(lines) + "\n]}\n"
-
-
-def _line(asked: list[int], value: list[float], positions: dict[tuple[int, float], int]) -> str:
-    size = 2 * sum(x != LEAF for x in asked) + 1
-    nodes = list(zip(asked, value, strict=True))[:size]
-    said = [round(x / LEAF_UNIT) if feature == LEAF else positions[feature, x] for feature, x in nodes]
-    return json.dumps({"asked": asked[:size], "value": said}, separators=(",", ":"))
+    return forest.text(head, found.trees, names())

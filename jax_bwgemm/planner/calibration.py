@@ -25,54 +25,14 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import Cost, roofline_us
 from jax_bwgemm.planner.features import features, kernel_log, names
+from jax_bwgemm.planner.trees import Trees
 
 FORMAT = 2
 SHIPPED = Path(__file__).parent / "calibrations"
 MOST_BYTES = 2**22
 NEAR = 1.75  # times the least predicted time: the best kernel of 3662 products was always within 1.69 times that
-LEAF = -1  # in place of a feature
 
 Judged = tuple[Tile, Problem, Cost]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trees:
-    """(tree, node) each, the root first: the position of the feature that a node asks for, or LEAF; up to which value
-    it sends to its left child, whose right neighbour is the other one, or what a leaf adds; and the left child, a
-    leaf's itself."""
-
-    asked: np.ndarray
-    value: np.ndarray
-    left: np.ndarray
-    depth: int
-
-    @classmethod
-    def of(cls, trees: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Trees:
-        """Of each tree (asked, value), in the order of levels: the children of the i-th node that asks are 2 i + 1 and
-        2 i + 2. ValueError for anything else."""
-        shape = len(trees), max((len(asked) for asked, _ in trees), default=1)
-        found = cls(np.full(shape, LEAF), np.zeros(shape), np.zeros(shape, np.intp), depth=0)
-        for i, (asked, value) in enumerate(trees):
-            inner = np.asarray(asked) != LEAF
-            if len(asked) != len(value) or len(asked) != 2 * inner.sum() + 1:
-                raise ValueError(f"a tree of {inner.sum()} questions requires one more leaf, got {len(asked)} nodes")
-            children = 2 * np.cumsum(inner) - 1
-            if (children[inner] <= np.flatnonzero(inner)).any() or not -1 <= min(asked) <= max(asked) < len(names()):
-                raise ValueError("a tree requires its nodes by level, and features that there are")
-            found.asked[i, : len(asked)], found.value[i, : len(asked)] = asked, value
-            found.left[i, : len(asked)] = np.where(inner, children, np.arange(len(asked)))
-        return dataclasses.replace(found, depth=_depth(found))
-
-    def sums(self, rows: np.ndarray) -> np.ndarray:
-        """What all trees add, of each of the rows (row, feature)."""
-        tree = np.arange(len(self.asked))
-        at = np.zeros((len(rows), len(self.asked)), np.intp)
-        for _ in range(self.depth):
-            asked = self.asked[tree, at]
-            goes_right = np.take_along_axis(rows, np.maximum(asked, 0), 1) > self.value[tree, at]
-            at = self.left[tree, at] + (goes_right & (asked != LEAF))
-        found: np.ndarray = self.value[tree, at].sum(1)
-        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,21 +81,11 @@ def load(path: Path) -> Calibration:
     """Raises ValueError for what is no calibration of this version."""
     try:
         fields: dict[str, Any] = _files.read_json(path, MOST_BYTES)
-        if (fields["format"], tuple(fields["features"])) != (FORMAT, names()):
+        if fields["format"] != FORMAT:
             raise ValueError("other features")
-        thresholds, unit = list(fields["features"].values()), float(fields["leaf_unit"])
-        trees = Trees.of([_tree(tree["asked"], tree["value"], thresholds, unit) for tree in fields["trees"]])
-        return Calibration(fields["family"], Constants(**fields["constants"]), trees)
+        return Calibration(fields["family"], Constants(**fields["constants"]), Trees.read(fields, names()))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"a calibration requires what `bench --calibrate` writes, got {path}: {error}") from None
-
-
-def _tree(
-    asked: list[int], value: list[int], thresholds: list[list[float]], unit: float
-) -> tuple[list[int], list[float]]:
-    """As `Trees.of` takes it: a file has positions of thresholds, and leaves in units."""
-    said = (unit * x if feature == LEAF else thresholds[feature][x] for feature, x in zip(asked, value, strict=True))
-    return asked, list(said)
 
 
 @functools.lru_cache(maxsize=16)
@@ -154,15 +104,3 @@ def _scaled(cost: Cost, log: float, problem: Problem, arch: Arch) -> Cost:
     kernel_us = max(math.exp(kernel_log(cost, arch) + log), roofline_us(problem, arch))
     us = kernel_us + cost.padding_us + arch.constants.launch_us
     return dataclasses.replace(cost, us=us, utilisation=cost.utilisation * cost.us / us)
-
-
-def _depth(trees: Trees) -> int:
-    """Of the deepest tree."""
-    at, depth = trees.asked != LEAF, 0
-    level = np.zeros_like(trees.left)
-    for i in range(trees.asked.shape[1]):
-        inner = np.flatnonzero(at[:, i])
-        for side in (0, 1):
-            level[inner, trees.left[inner, i] + side] = level[inner, i] + 1
-        depth = max(depth, int(level[:, i].max(initial=0)))
-    return depth

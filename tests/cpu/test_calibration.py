@@ -26,11 +26,12 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, catalogue
 from jax_bwgemm.planner import calibration, measured
-from jax_bwgemm.planner.calibration import LEAF, Trees, row
+from jax_bwgemm.planner.calibration import row
 from jax_bwgemm.planner.cost import cost, roofline_us
 from jax_bwgemm.planner.features import features, names
 from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.planner.streams import idle
+from jax_bwgemm.planner.trees import LEAF, Trees
 
 ROOT = Path(__file__).parent.parent.parent
 HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
@@ -50,8 +51,8 @@ SMALL = ([0, 2, LEAF, LEAF, LEAF], [1.0, 5.0, 30.0, 10.0, 20.0])
 def test_a_tree(x0: float, x2: float, want: float) -> None:
     rows = np.zeros((1, len(names())))
     rows[0, [0, 2]] = x0, x2
-    assert Trees.of([SMALL]).sums(rows).tolist() == [want]
-    assert Trees.of([SMALL, ([LEAF], [0.5])]).sums(rows).tolist() == [want + 0.5]
+    assert Trees.of([SMALL], len(names())).sums(rows).tolist() == [want]
+    assert Trees.of([SMALL, ([LEAF], [0.5])], len(names())).sums(rows).tolist() == [want + 0.5]
 
 
 def test_a_forest_adds_up_what_its_trees_say() -> None:
@@ -59,7 +60,7 @@ def test_a_forest_adds_up_what_its_trees_say() -> None:
     trees = [_grown(rng) for _ in range(20)]
     rows = rng.random((50, len(names())))
     want = [sum(_walk(tree, values) for tree in trees) for values in rows]
-    np.testing.assert_allclose(Trees.of(trees).sums(rows), want)
+    np.testing.assert_allclose(Trees.of(trees, len(names())).sums(rows), want)
 
 
 def _grown(rng: np.random.Generator) -> tuple[list[int], list[float]]:
@@ -89,7 +90,7 @@ def _walk(tree: tuple[list[int], list[float]], values: np.ndarray) -> float:
 )  # fmt: skip
 def test_what_is_no_tree_is_refused(tree: tuple[list[int], list[float]]) -> None:
     with pytest.raises(ValueError, match="a tree"):
-        Trees.of([tree])
+        Trees.of([tree], len(names()))
 
 
 def test_what_ships_belongs_to_the_constants() -> None:
@@ -143,7 +144,7 @@ def test_where_rows_begin_tells_much(monkeypatch: pytest.MonkeyPatch) -> None:
             rows[:, blanked] = 0.0
             return dataclasses.replace(product, rows=rows)
 
-        trees = Trees.of(calibrate.grown([seen(product) for product in known], 0))
+        trees = Trees.of(calibrate.grown([seen(product) for product in known], 0), len(names()))
         return float(np.mean([product.lost(trees.sums(seen(product).rows)) for product in unseen]))
 
     assert len(steps) == 3 and lost([]) < 0.85 * lost(steps)

@@ -1,0 +1,80 @@
+"""Forests of regression trees: numbers that add up what was seen of things alike. They know no product."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LEAF = -1  # in place of a feature
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trees:
+    """(tree, node) each, the root first: the position of the feature that a node asks for, or LEAF; up to which value
+    it sends to its left child, whose right neighbour is the other one, or what a leaf adds; and the left child, a
+    leaf's itself."""
+
+    asked: np.ndarray
+    value: np.ndarray
+    left: np.ndarray
+    depth: int
+
+    @classmethod
+    def read(cls, fields: dict[str, Any], names: Sequence[str]) -> Trees:
+        """Of a file that asks for the features of these `names`: it has positions of thresholds, and leaves in units.
+        ValueError, LookupError, TypeError or AttributeError for what is none."""
+        if tuple(fields["features"]) != tuple(names):
+            raise ValueError("other features")
+        thresholds, unit = list(fields["features"].values()), float(fields["leaf_unit"])
+        return cls.of([_tree(tree["asked"], tree["value"], thresholds, unit) for tree in fields["trees"]], len(names))
+
+    @classmethod
+    def of(cls, trees: Sequence[tuple[Sequence[int], Sequence[float]]], num_features: int) -> Trees:
+        """Of each tree (asked, value), in the order of levels: the children of the i-th node that asks are 2 i + 1 and
+        2 i + 2. ValueError for anything else."""
+        shape = len(trees), max((len(asked) for asked, _ in trees), default=1)
+        found = cls(np.full(shape, LEAF), np.zeros(shape), np.zeros(shape, np.intp), depth=0)
+        for i, (asked, value) in enumerate(trees):
+            inner = np.asarray(asked) != LEAF
+            if len(asked) != len(value) or len(asked) != 2 * inner.sum() + 1:
+                raise ValueError(f"a tree of {inner.sum()} questions requires one more leaf, got {len(asked)} nodes")
+            children = 2 * np.cumsum(inner) - 1
+            if (children[inner] <= np.flatnonzero(inner)).any() or not -1 <= min(asked) <= max(asked) < num_features:
+                raise ValueError("a tree requires its nodes by level, and features that there are")
+            found.asked[i, : len(asked)], found.value[i, : len(asked)] = asked, value
+            found.left[i, : len(asked)] = np.where(inner, children, np.arange(len(asked)))
+        return dataclasses.replace(found, depth=_depth(found))
+
+    def sums(self, rows: np.ndarray) -> np.ndarray:
+        """What all trees add, of each of the rows (row, feature)."""
+        tree = np.arange(len(self.asked))
+        at = np.zeros((len(rows), len(self.asked)), np.intp)
+        for _ in range(self.depth):
+            asked = self.asked[tree, at]
+            goes_right = np.take_along_axis(rows, np.maximum(asked, 0), 1) > self.value[tree, at]
+            at = self.left[tree, at] + (goes_right & (asked != LEAF))
+        found: np.ndarray = self.value[tree, at].sum(1)
+        return found
+
+
+def _tree(
+    asked: list[int], value: list[int], thresholds: list[list[float]], unit: float
+) -> tuple[list[int], list[float]]:
+    """As `Trees.of` takes it."""
+    said = (unit * x if feature == LEAF else thresholds[feature][x] for feature, x in zip(asked, value, strict=True))
+    return asked, list(said)
+
+
+def _depth(trees: Trees) -> int:
+    """Of the deepest tree."""
+    at, depth = trees.asked != LEAF, 0
+    level = np.zeros_like(trees.left)
+    for i in range(trees.asked.shape[1]):
+        inner = np.flatnonzero(at[:, i])
+        for side in (0, 1):
+            level[inner, trees.left[inner, i] + side] = level[inner, i] + 1
+        depth = max(depth, int(level[:, i].max(initial=0)))
+    return depth
