@@ -82,7 +82,7 @@ def load(path: Path) -> Calibration:
     try:
         fields: dict[str, Any] = _files.read_json(path, MOST_BYTES)
         if fields["format"] != FORMAT:
-            raise ValueError("other features")
+            raise ValueError(f"another format, {fields['format']}")
         return Calibration(fields["family"], Constants(**fields["constants"]), Trees.read(fields, names()))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"a calibration requires what `bench --calibrate` writes, got {path}: {error}") from None
