@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_bwgemm.planner import plan, short
+from jax_bwgemm.planner import plan, xla
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
@@ -32,7 +32,7 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
     for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES"):
-        monkeypatch.setattr(short, name, 0)  # tests' small products are for kernels; test_short has it
+        monkeypatch.setattr(xla, name, 0)  # tests' small products are for kernels; test_xla has it
     forget_reported()
     attempts.forget()  # some tests replace the planner
     yield

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = "[BATCH*]MxNxK[:FORM][:DTYPE][->DTYPE][:EPILOGUE]"
     parser.add_argument("--shapes", nargs="+", metavar=shape, help="default: a fixed list")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="random products, which nobody tuned")
+    parser.add_argument("--short", action="store_true", help="of --random: those alone that may be left to XLA")
     parser.add_argument(
         "--peers",
         default="default,cublaslt,no-triton",
@@ -53,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="instead: what corrects the model's times, refitted",
     )
+    parser.add_argument(
+        "--calibrate-xla",
+        type=Path,
+        nargs="+",
+        metavar="RESULT",
+        help="instead: what XLA is expected to take for short products, refitted",
+    )
     parser.add_argument("--cover", type=int, metavar="N", help="instead: what the catalogue lacks, N products a class")
     parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
     parser.add_argument("--budget", type=int, default=40, help="kernels that --cover names (default: %(default)s)")
@@ -79,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         default=0,
-        help="of --random, --regret, --fit, --calibrate, --cover, --soak (default: %(default)s)",
+        help="of --random, --regret, --fit, --calibrate, --calibrate-xla, --cover, --soak (default: %(default)s)",
     )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
@@ -107,6 +115,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import calibrate
 
         return calibrate.main(args.calibrate, args.json, args.seed)
+    if args.calibrate_xla:
+        from jax_bwgemm.bench import calibrate_xla
+
+        return calibrate_xla.main(args.calibrate_xla, args.json, args.seed)
     if args.cover is not None:
         from jax_bwgemm.bench import cover
 
@@ -162,7 +174,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.plots:
         check_directory(args.plots)
         from jax_bwgemm.bench import plots  # noqa: F401
-    writes_none = any((args.render, args.tune, args.fit, args.calibrate, args.spare, args.lowering)) or not (
+    fits = args.fit or args.calibrate or args.calibrate_xla
+    writes_none = any((args.render, args.tune, fits, args.spare, args.lowering)) or not (
         args.regret is None and args.cover is None
     )
     if args.processes < 1:
@@ -200,9 +213,12 @@ def _measure(args: argparse.Namespace) -> int:
     from jax_bwgemm.bench import peers, report
     from jax_bwgemm.bench import run as bench
     from jax_bwgemm.bench.cases import DEFAULT, Case, random_cases
+    from jax_bwgemm.planner.xla import kind_of
 
-    drawn = map(str, random_cases(args.random, args.seed)) if args.random else ()
-    shapes = (*(args.shapes or ()), *drawn) or DEFAULT
+    drawn = random_cases(args.random, args.seed) if args.random else ()
+    if args.short:
+        drawn = [case for case in drawn if kind_of(case.problem)]
+    shapes = (*(args.shapes or ()), *map(str, drawn)) or DEFAULT
     sustained_shapes = args.sustained_shapes if args.sustained else ()
     settings = bench.Settings(
         cases=[Case.from_str(text) for text in dict.fromkeys((*shapes, *sustained_shapes))],
@@ -227,7 +243,7 @@ def _measure(args: argparse.Namespace) -> int:
 def _path_of(args: argparse.Namespace, result: Any) -> Path:
     from jax_bwgemm.bench.run import RESULTS
 
-    name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
+    name = f"{'short' if args.short else 'random'}/{result.arch}-{args.seed}" if args.random else result.arch
     path: Path = args.json or RESULTS / f"{name}.json"
     return path
 

@@ -11,25 +11,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_bwgemm import _files
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner import trees
 from jax_bwgemm.planner.cost import Cost, roofline_us
 from jax_bwgemm.planner.features import features, kernel_log, names
 from jax_bwgemm.planner.trees import Trees
 
 FORMAT = 2
 SHIPPED = Path(__file__).parent / "calibrations"
-MOST_BYTES = 2**22
 NEAR = 1.75  # times the least predicted time: the best kernel of 3662 products was always within 1.69 times that
 
 Judged = tuple[Tile, Problem, Cost]
@@ -79,25 +77,16 @@ def of(arch: Arch) -> Calibration | None:
 
 def load(path: Path) -> Calibration:
     """Raises ValueError for what is no calibration of this version."""
-    try:
-        fields: dict[str, Any] = _files.read_json(path, MOST_BYTES)
-        if fields["format"] != FORMAT:
-            raise ValueError(f"another format, {fields['format']}")
+
+    def of(fields: dict[str, Any]) -> Calibration:
         return Calibration(fields["family"], Constants(**fields["constants"]), Trees.read(fields, names()))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"a calibration requires what `bench --calibrate` writes, got {path}: {error}") from None
+
+    return trees.load(path, FORMAT, of, "a calibration requires what `bench --calibrate` writes")
 
 
 @functools.lru_cache(maxsize=16)
 def _shipped(family: str) -> Calibration | None:
-    path = SHIPPED / f"{family}.json"
-    if _files.stamp(path) is None:
-        return None
-    try:
-        return load(path)
-    except ValueError as error:
-        warnings.warn(f"the cost model is not calibrated: {error}", stacklevel=2)
-        return None
+    return trees.shipped(SHIPPED / f"{family}.json", load, "the cost model is not calibrated")
 
 
 def _scaled(cost: Cost, log: float, problem: Problem, arch: Arch) -> Cost:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from jax_bwgemm import _files
+
 LEAF = -1  # in place of a feature
+MOST_BYTES = 2**22  # of a file
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +64,28 @@ class Trees:
             at = self.left[tree, at] + (goes_right & (asked != LEAF))
         found: np.ndarray = self.value[tree, at].sum(1)
         return found
+
+
+def load(path: Path, version: int, of: Callable[[dict[str, Any]], Made], rule: str) -> Made:
+    """What `of` makes of a file's fields. ValueError, with the rule, for another format, or what `of` refuses."""
+    try:
+        fields: dict[str, Any] = _files.read_json(path, MOST_BYTES)
+        if fields["format"] != version:
+            raise ValueError(f"another format, {fields['format']}")
+        return of(fields)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{rule}, got {path}: {error}") from None
+
+
+def shipped(path: Path, load: Callable[[Path], Made], otherwise: str) -> Made | None:
+    """What is loaded of a file, if there is one; a damaged one is a warning that begins by what there is otherwise."""
+    if _files.stamp(path) is None:
+        return None
+    try:
+        return load(path)
+    except ValueError as error:
+        warnings.warn(f"{otherwise}: {error}", stacklevel=3)
+        return None
 
 
 def _tree(

@@ -18,13 +18,13 @@ from jax_bwgemm.facts.epilogue import Epilogue, chain, label
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.planner import short
+from jax_bwgemm.planner import xla
 from jax_bwgemm.runtime import attempts, decision, jit_build
 from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
-LIMITS = {name: getattr(short, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES")}
+LIMITS = {name: getattr(xla, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES")}
 BEST, SMALL, NARROW = Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 64, stream_k=True)
 BF16 = ("bfloat16",) * 3
 
@@ -273,7 +273,7 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_said(no_artifacts
 def test_short_sums_are_xlas(have, monkeypatch):
     """Where XLA is expected to be done before our kernel. Not where somebody asks for a kernel."""
     for name, limit in LIMITS.items():
-        monkeypatch.setattr(short, name, limit)
+        monkeypatch.setattr(xla, name, limit)
     have(entry(NARROW), entry(SMALL), entry(SMALL, "relu"))
     few = Problem(128, 256, 40)
     sentence = r"XLA is expected to take [\d.]+ us for 128 x 256 sums of 40 products, our kernel [\d.]+: pass `tile=`"
