@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_bwgemm.planner import plan, xla
+from jax_bwgemm.planner import plan, sooner
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
@@ -31,8 +31,7 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("JAX_BWGEMM_EMULATE", raising=False)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", os.devnull)  # has no files: no measured times of the user's
     monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")  # a missing kernel is what most tests ask about
-    for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES"):
-        monkeypatch.setattr(xla, name, 0)  # tests' small products are for kernels; test_xla has it
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: None)  # tests' products are for kernels; test_sooner has it
     forget_reported()
     attempts.forget()  # some tests replace the planner
     yield

@@ -29,7 +29,7 @@ from jax_bwgemm.planner.streams import idle
 from jax_bwgemm.planner.trees import Trees
 
 FOLDS = 5
-NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 400, 16, 256, 30, 63
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 420, 16, 256, 30, 63
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.8, 0.5  # a tree's weight; the part of the kernels, and of features at a node
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
 

@@ -1,8 +1,7 @@
-"""`bench --calibrate-xla`: fits what XLA takes for short and uneven products (`planner/xla`) to results of `bench`, and
-says how far off is what is expected by the formula and by trees, over products that these were not fitted to.
+"""`bench --calibrate-xla`: fits what XLA is expected to take (`planner/xla`) to results of `bench`, and says how far
+off is what is expected by the formula and by trees, over products that these were not fitted to.
 
-Of each row the time by XLA's default flags counts, which is what a product that is left to XLA gets; those of products
-of which nothing is expected do not.
+Of each row the time by XLA's default flags counts, which is what a product that is left to XLA gets.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from jax_bwgemm.planner import xla
 from jax_bwgemm.planner.trees import Trees
 
 FOLDS = 10
-NUM_TREES, LEAVES, DEPTH, LEAST_IN_LEAF = 300, 32, 12, 5
+NUM_TREES, LEAVES, DEPTH, LEAST_IN_LEAF = 300, 64, 12, 8
 RATE, SAMPLE, FEATURE_SHARE = 0.05, 0.8, 0.5  # a tree's weight; the part of the products, and of features at a node
 
 
@@ -66,19 +65,11 @@ def load(path: Path) -> tuple[Arch, list[Measured]]:
     result = report.load(path)
     arch = by_name(result.arch)
     each = ((row.case.fused, row.default.us) for row in result.rows)
-    return arch, [measured(problem, us, arch) for problem, us in each if is_of_use(problem)]
-
-
-def is_of_use(problem: Problem) -> bool:
-    """Whether it is a product alone, of which something is expected."""
-    is_plain = problem.batch == 1 and problem.epilogue.is_identity and xla.is_covered(problem)
-    return is_plain and xla.kind_of(problem) is not None
+    return arch, [measured(problem, us, arch) for problem, us in each if xla.is_covered(problem)]
 
 
 def measured(problem: Problem, us: float, arch: Arch) -> Measured:
-    kind, formula_us = xla.kind_of(problem), xla.formula_us(problem, arch)
-    assert kind is not None and formula_us is not None
-    return Measured(kind, xla.row(problem, arch), math.log(us / formula_us))
+    return Measured(xla.kind_of(problem), xla.row(problem, arch), math.log(us / xla.formula_us(problem, arch)))
 
 
 def crossed(products: Sequence[Measured], seed: int) -> list[float]:

@@ -15,7 +15,7 @@ from jax_bwgemm.bench.cases import Case
 from jax_bwgemm.bench.peers import Candidate, Unavailable, candidates
 from jax_bwgemm.bench.products import Product, ours
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.runtime.config import FallbackError
+from jax_bwgemm.runtime import record
 
 Operands = Mapping[str, jax.Array]
 _VARIANT = re.compile(r'variant = "(\w+)"')  # an attribute of our custom call, in StableHLO
@@ -43,12 +43,10 @@ def make_operands(case: Case, copies: int) -> list[Operands]:
 
 def compile_ours(case: Case, operands: Sequence[Operands]) -> Program:
     """With XLA in our kernels' place where there are none."""
-    fallback = ""
-    try:
-        lowered = jax.jit(_each(ours(case, "error"))).lower(operands)
-    except FallbackError as error:
-        fallback = str(error)
+    with record.listed() as products:
         lowered = jax.jit(_each(ours(case, "ignore"))).lower(operands)
+    left = (product for product in products if product.kernel is None)
+    fallback = next((f"XLA computes {product.problem}: {product.reason}" for product in left), "")
     return _program(lowered.compile(), variants=variants(lowered.as_text()), fallback=fallback)
 
 

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = "[BATCH*]MxNxK[:FORM][:DTYPE][->DTYPE][:EPILOGUE]"
     parser.add_argument("--shapes", nargs="+", metavar=shape, help="default: a fixed list")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="random products, which nobody tuned")
-    parser.add_argument("--short", action="store_true", help="of --random: those alone that may be left to XLA")
     parser.add_argument(
         "--peers",
         default="default,cublaslt,no-triton",
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RESULT",
-        help="instead: what XLA is expected to take for short products, refitted",
+        help="instead: what XLA is expected to take, refitted",
     )
     parser.add_argument("--cover", type=int, metavar="N", help="instead: what the catalogue lacks, N products a class")
     parser.add_argument("--device", default="h200", help="of --cover, which needs no GPU (default: %(default)s)")
@@ -213,12 +212,9 @@ def _measure(args: argparse.Namespace) -> int:
     from jax_bwgemm.bench import peers, report
     from jax_bwgemm.bench import run as bench
     from jax_bwgemm.bench.cases import DEFAULT, Case, random_cases
-    from jax_bwgemm.planner.xla import kind_of
 
-    drawn = random_cases(args.random, args.seed) if args.random else ()
-    if args.short:
-        drawn = [case for case in drawn if kind_of(case.problem)]
-    shapes = (*(args.shapes or ()), *map(str, drawn)) or DEFAULT
+    drawn = map(str, random_cases(args.random, args.seed)) if args.random else ()
+    shapes = (*(args.shapes or ()), *drawn) or DEFAULT
     sustained_shapes = args.sustained_shapes if args.sustained else ()
     settings = bench.Settings(
         cases=[Case.from_str(text) for text in dict.fromkeys((*shapes, *sustained_shapes))],
@@ -243,7 +239,7 @@ def _measure(args: argparse.Namespace) -> int:
 def _path_of(args: argparse.Namespace, result: Any) -> Path:
     from jax_bwgemm.bench.run import RESULTS
 
-    name = f"{'short' if args.short else 'random'}/{result.arch}-{args.seed}" if args.random else result.arch
+    name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
     path: Path = args.json or RESULTS / f"{name}.json"
     return path
 

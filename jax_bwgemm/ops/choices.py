@@ -25,12 +25,13 @@ from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, st
 @dataclasses.dataclass(frozen=True)
 class Refused:
     """A product that XLA computes, and why; whether it computes all others, too. A gated product `is_composed` where
-    kernels may still compute its two."""
+    kernels may still compute its two. One that XLA is expected to be done with sooner (`is_sooner`) is no fallback."""
 
     problem: Problem
     reason: str
     is_everywhere: bool = False
     is_composed: bool = False
+    is_sooner: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +89,7 @@ def chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[Choice, .
         return _merged(own)
     attempt = choose(asked, seen)
     if attempt.entry is None:
-        problem = seen_as(attempt.route.problem, view)
-        return Refused(problem, attempt.reason or "", is_composed=attempt.is_composed)
+        return refused(attempt, seen_as(attempt.route.problem, view))
     return (Choice(attempt, view, before, asked.symbols),)
 
 
@@ -147,6 +147,11 @@ def _seen(ctx: Any, asked: Asked) -> State:
         kept[key] = state(asked)
     found: State = kept[key]
     return found
+
+
+def refused(attempt: Attempt, problem: Problem) -> Refused:
+    """What an attempt without a kernel says of the problem."""
+    return Refused(problem, attempt.reason or "", is_composed=attempt.is_composed, is_sooner=attempt.is_sooner)
 
 
 def note_refused(refused: Refused) -> None:

@@ -26,6 +26,7 @@ from jax_bwgemm.ops.choices import (
     note_kernels,
     note_refused,
     note_whole,
+    refused,
     seen_as,
 )
 from jax_bwgemm.ops.origins import may_be_in_loop, named, users_line
@@ -107,9 +108,10 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
         return _composed(ctx, operands, params)
     if not made.problem.is_empty:
         note_refused(made)
-        where = users_line()
         settings, what = params["settings"], str(made.problem)
-        report_fallback(settings.on_fallback, what, settings.why_aloud(made.reason), where, made.is_everywhere)
+        if not made.is_sooner:
+            reason, where = settings.why_aloud(made.reason), users_line()
+            report_fallback(settings.on_fallback, what, reason, where, made.is_everywhere)
     return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
 
@@ -212,7 +214,7 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
         return Refused(seen_as(asked.problem, view), reason)
     likely = expected(asked)
     if likely.entry is None and not likely.is_missing:
-        return Refused(likely.route.problem, likely.reason or "", is_composed=likely.is_composed)
+        return refused(likely, likely.route.problem)
     if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
         note_whole(likely)
     ways = zip((view.rows, view.columns), likely.route.from_source, strict=True)

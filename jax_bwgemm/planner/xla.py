@@ -1,10 +1,10 @@
-"""What XLA is expected to take for products that are little more than their start and one pass over memory.
+"""What XLA is expected to take for a product.
 
-Of short sums XLA's kernels start as fast as ours, and of operands whose rows TMA cannot step over they read a few terms
-as fast. A formula for each kind of these, fitted to what XLA took, is off in ways that repeat, for XLA chooses anew for
-each shape. A forest of regression trees (`python -m jax_bwgemm bench --calibrate-xla`) adds up what it has seen of
-products alike. It belongs to a family of GPUs and to the formula that it was fitted beside. Of other products nothing
-is expected. Reads a file that ships; chooses nothing.
+A formula for each kind of products says what it should take, and is off, for XLA chooses a kernel anew for each shape.
+A forest of regression trees, fitted to what XLA took of some thousand (`python -m jax_bwgemm bench --calibrate-xla`),
+adds up what it has seen of products alike. It belongs to a family of GPUs and to the formula that it was fitted beside.
+Without it, something is expected of short and uneven products alone, which are little more than their start and one
+pass over memory. Reads a file that ships; chooses nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.padding import contiguous, ends_within_sectors, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.planner import trees
+from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.trees import Trees
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "calibrations"
 TILE = 64  # rows and columns of a kernel of XLA's; on all SMs at a time
-SHORT = 128  # terms of a sum
+SHORT = 128  # terms of a sum, which XLA's kernels start as fast as ours
 SHORTEST = 64  # for more, XLA's default flags choose other kernels than its best ones do
-UNEVEN = 1000  # and of operands that have rows off 16 bytes: beyond, XLA pads them, too
+UNEVEN = 1000  # and of operands that have rows off 16 bytes, which XLA's kernels read as fast: beyond, it pads them
 THIN, THIN_TERMS = 5, 3200  # rows or columns that XLA multiplies as vectors while it reads the other operand; with more
 # terms it is the slower one
 VECTOR_BYTES = 2e7  # of a matrix times a vector: larger ones XLA's default flags may give to a slower kernel
@@ -38,66 +39,64 @@ LOAD_BYTES, LINE_BYTES = 16, 128  # that a thread loads at most; of the L2 cache
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """Of products that XLA computes alike: microseconds to start, and of a term, times the waves, or the part of one,
-    that its tiles are, of the `least` at least, to a power; and of memory, in times of what the device could move."""
+    that its tiles are, of the `least` at least, to a power; and in times of the least that any kernel takes. `alone`:
+    whether that is worth something without trees."""
 
     start_us: float
     term_us: float
     waves: float
-    memory: float
+    limit: float
     least: float = 0.0
+    alone: bool = True
 
 
-# Fitted to what XLA takes by its default flags, which are what a product that is left to it gets, of 419 random ones of
-# an H100 and an H200, of which results/random has 395. The vectors' rows are of results/vectors.
+# Fitted to what XLA takes by its default flags, which are what a product that is left to it gets, of 3,439 short and
+# uneven ones of H100s and H200s of results/random and results/xla; those of rows times a vector to results/vectors.
 KINDS = {
-    "even": Kind(1.34, 0.0166, 0.67, 1.07),
-    "torn": Kind(1.42, 0.0059, 0.84, 1.77),
-    "longer": Kind(1.84, 0.016, 0.57, 1.15),
-    "short": Kind(1.81, 0.0122, 0.41, 1.9),
-    "uneven": Kind(2.76, 0.0057, 0.98, 1.92, least=1.0),
+    "even": Kind(1.4, 0.0106, 0.63, 1.27),
+    "torn": Kind(1.43, 0.0048, 0.64, 1.91),
+    "longer": Kind(1.97, 0.0097, 0.68, 1.02),
+    "short": Kind(1.76, 0.011, 0.57, 1.95),
+    "uneven": Kind(4.32, 0.0124, 0.82, 0.32, least=0.2),
     "thin": Kind(1.36, 0.0029, 0.0, 2.45, least=1.0),
     "vector": Kind(1.57, 0.0059, 1.39, 1.15),
     "rows": Kind(2.1, 0.0, 0.0, 1.16),  # of k, times a vector: a reduction of XLA's
+    "other": Kind(3.0, 0.004, 0.0, 1.2, least=1.0, alone=False),  # of which XLA may have any of hundreds of kernels
 }
 
 
 def xla_us(problem: Problem, arch: Arch) -> float | None:
     """What XLA is expected to take on the device, with its launch; None for products of which that is not known."""
-    us = formula_us(problem, arch)
-    if us is None:
-        return None
     learned = _shipped(arch.family.name) if is_covered(problem) else None
-    log = learned.sums(row(problem, arch)[None])[0] if learned else 0.0
-    return float(arch.constants.launch_us + us * math.exp(log))
-
-
-def formula_us(problem: Problem, arch: Arch) -> float | None:
-    """By the kind of the product alone, and without the launch."""
-    name = kind_of(problem)
-    if name is None:
+    if learned is None and not KINDS[kind_of(problem)].alone:
         return None
-    kind, moved_us = KINDS[name], problem.min_bytes / (arch.memory_tb_per_s * 1e6)
-    waves = _tiles(problem) / arch.num_sms
-    us: float = kind.start_us + kind.term_us * problem.k * max(kind.least, waves) ** kind.waves + kind.memory * moved_us
-    return us
+    log = learned.sums(row(problem, arch)[None])[0] if learned else 0.0
+    return float(arch.constants.launch_us + formula_us(problem, arch) * math.exp(log))
 
 
-def kind_of(problem: Problem) -> str | None:
-    """One of KINDS; None for products of which nothing is expected."""
+def formula_us(problem: Problem, arch: Arch) -> float:
+    """By the kind of the product alone, and without the launch."""
+    kind, waves = KINDS[kind_of(problem)], _tiles(problem) / arch.num_sms
+    terms_us = kind.term_us * problem.k * max(kind.least, waves) ** kind.waves
+    return float(kind.start_us + terms_us + kind.limit * roofline_us(problem, arch))
+
+
+def kind_of(problem: Problem) -> str:
+    """One of KINDS."""
     if not any(padding(problem, operand) for operand in "ab"):
         if _is_rows_by_vector(problem):
             return "rows"
         if problem.k > SHORT:
-            return None
+            return "other"
         if problem.k > SHORTEST:
             return "longer"
         return "torn" if ends_within_sectors(problem) else "even"
     if min(problem.m, problem.n) <= THIN:
         kind = "vector" if min(problem.m, problem.n) == 1 else "thin"
-        return kind if problem.k <= THIN_TERMS else None
+        return kind if problem.k <= THIN_TERMS else "other"
     if problem.k <= SHORT:
         return "short"
-    return "uneven" if problem.k <= UNEVEN else None
+    return "uneven" if problem.k <= UNEVEN else "other"
 
 
 def _is_rows_by_vector(problem: Problem) -> bool:
@@ -110,24 +109,23 @@ def _tiles(problem: Problem) -> int:
 
 
 def is_covered(problem: Problem) -> bool:
-    """Whether products of this kind were measured: of 2 bytes an element."""
-    return {DTYPE_BYTES[x] for x in (problem.a_dtype, problem.b_dtype, problem.out_dtype)} == {2}
+    """Whether products like this were measured: a plain one of 2 bytes an element."""
+    is_plain = problem.batch == 1 and problem.epilogue.is_identity
+    return is_plain and {DTYPE_BYTES[x] for x in (problem.a_dtype, problem.b_dtype, problem.out_dtype)} == {2}
 
 
 def row(problem: Problem, arch: Arch) -> np.ndarray:
-    """The features of a product that has a kind."""
+    """The features of a product that `is_covered`."""
     return np.fromiter(features(problem, arch).values(), np.float64)
 
 
 def features(problem: Problem, arch: Arch) -> dict[str, float]:
-    """What the time of such a product may depend on beside what the formula says, by name. Steps are how many bytes, or
-    terms, begin alike."""
-    us, kind = formula_us(problem, arch), kind_of(problem)
-    assert us is not None and kind is not None
+    """What XLA's time may depend on beside what the formula says, by name. Steps are how many bytes, or terms, begin
+    alike."""
     row_bytes = {operand: 2 * contiguous(problem, operand) for operand in "ab"}
     return {
-        "formula_log": math.log(us),
-        "kind": list(KINDS).index(kind),
+        "formula_log": math.log(formula_us(problem, arch)),
+        "kind": list(KINDS).index(kind_of(problem)),
         "device_log": math.log(arch.memory_tb_per_s),  # tells an H100 from an H200
         "m_log": math.log(problem.m),
         "n_log": math.log(problem.n),

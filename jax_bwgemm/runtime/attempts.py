@@ -25,7 +25,7 @@ from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.symbols import Symbols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.planner import measured, parts, short
+from jax_bwgemm.planner import measured, parts, sooner
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, is_raw, is_small, plan
 from jax_bwgemm.planner.routes import HasRepack, Pair, Route, routes
@@ -64,7 +64,8 @@ class Attempt:
     """A rung, of which `plan` says what it would run.
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
-    `reason` says why; of a gated product that `is_composed`, both its products are then chosen alone. With one,
+    `reason` says why, if only that it is expected to be done sooner (`is_sooner`), which is no fallback; of a gated
+    product that `is_composed`, both its products are then chosen alone. With one,
     `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the
     route and the plan are of, XLA has the sum, too. `us` is the price: of the kernel and of all passes over device
     memory that go with it.
@@ -76,6 +77,7 @@ class Attempt:
     is_fused: bool = True
     is_missing: bool = False
     is_composed: bool = False
+    is_sooner: bool = False
     parts: int = 1
     us: float = 0.0
     reason: str | None = None
@@ -294,8 +296,10 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     if kernels and (in_parts := _in_parts(asked, arch, kernels[0])):
         kernels = [in_parts]
     xlas = dataclasses.replace(first, entry=None)
-    if kernels and (reason := _why_xla(asked, kernels[0], first)):
-        kernels, xlas = [], dataclasses.replace(xlas, reason=reason)
+    if kernels and _may_be_xlas(asked, kernels[0]):
+        choice = _why_sooner(asked, kernels[0], first)
+        if reason := choice or _why_xla(kernels[0], first):
+            kernels, xlas = [], dataclasses.replace(xlas, reason=reason, is_sooner=choice is not None)
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
 
@@ -376,16 +380,23 @@ def _is_as_good_as_any(attempt: Attempt) -> bool:
     return attempt.us <= CLEARLY * _least_us(attempt.plan)
 
 
-def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
+def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
+    """Though the kernel is at hand. Not of 8-bit operands, which XLA widens first."""
+    is_fixed = asked.tile or asked.is_emulated or asked.batch_invariant
+    return kernel.entry is not None and not is_fixed and DTYPE_BYTES[asked.problem.a_dtype] > 1
+
+
+def _why_sooner(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
+    """One sentence if XLA is expected to be done before the best kernel at hand."""
+    if first.plan is None:
+        return None
+    is_known = first.plan.record is not None or asked.symbols is not None
+    return sooner.why_xla(kernel.problem, kernel.us, first.plan.arch, is_known)
+
+
+def _why_xla(kernel: Attempt, first: Attempt) -> str | None:
     """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
-    which ours lack some for some dtypes and epilogues. Not of 8-bit operands, which it widens first."""
-    if kernel.entry is None or asked.tile or asked.is_emulated or asked.batch_invariant:
-        return None
-    if DTYPE_BYTES[asked.problem.a_dtype] == 1:
-        return None
-    problem = kernel.problem
-    if first.plan and (reason := short.why_xla(problem, kernel.us, first.plan.arch)):
-        return reason
+    which ours lack some for some dtypes and epilogues."""
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
         return None

@@ -1,9 +1,10 @@
-"""What XLA is expected to take for short and uneven products, against what it took."""
+"""What XLA is expected to take for a product, against what it took."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import warnings
@@ -19,29 +20,23 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.planner import xla
+from jax_bwgemm.planner import sooner, xla
+from jax_bwgemm.runtime.attempts import Asked, ladder
 
 H200, H100 = by_name("h200"), by_name("h100")
-LIMITS = {name: getattr(xla, name) for name in ("SHORT", "UNEVEN", "THIN_TERMS", "VECTOR_BYTES")}
 ROOT = Path(__file__).parent.parent.parent
-HELD_OUT = "h100-515151.json"
+HELD_OUT = ("h100-515151.json", "short and uneven ones"), ("h100-939393-held-out.json", "others")
 # By how much half and nine tenths of the products are off the formula at most, and a tenth or a fifth more.
 EXPECTED = {
     "even": (0.12, 0.40),
-    "torn": (0.14, 0.45),
-    "longer": (0.17, 0.62),
-    "short": (0.19, 0.48),
+    "torn": (0.14, 0.43),
+    "longer": (0.22, 0.55),
+    "short": (0.18, 0.50),
     "uneven": (0.21, 0.65),
-    "thin": (0.12, 0.30),
-    "vector": (0.16, 0.60),
-    "rows": (0.08, 0.12),
+    "thin": (0.15, 0.50),
+    "vector": (0.19, 0.45),
+    "rows": (0.08, 0.13),
 }
-
-
-@pytest.fixture(autouse=True)
-def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in LIMITS.items():
-        monkeypatch.setattr(xla, name, limit)
 
 
 @pytest.mark.parametrize(
@@ -69,37 +64,40 @@ def test_predictions_are_near_what_it_took(problem, arch, us):
 
 
 def test_what_the_formula_expects_of_random_products():
-    """Against what XLA's default choice took of all products of results/random, and of vectors that were named, for
-    which a time is expected."""
+    """Against what XLA's default choice took of all that it was fitted to and the held out, where it tells something
+    without trees."""
     logs = collections.defaultdict(list)
-    for path in sorted([*(RESULTS / "random").glob("*.json"), RESULTS / "vectors" / "h100.json"]):
+    for path in sorted(path for name in ("random", "xla", "vectors") for path in (RESULTS / name).glob("*.json")):
         for product in calibrate_xla.load(path)[1]:
             logs[product.kind].append(product.log)
-    assert sum(map(len, logs.values())) >= 395 and logs.keys() == xla.KINDS.keys() == EXPECTED.keys()
+    assert {name for name, kind in xla.KINDS.items() if kind.alone} == EXPECTED.keys()
+    assert sum(len(logs[name]) for name in EXPECTED) > 3700
     for name, bounds in EXPECTED.items():
         half, nine_tenths = calibrate_xla.off_by(logs[name])
         assert half < bounds[0] and nine_tenths < bounds[1], (name, len(logs[name]), half, nine_tenths)
 
 
-def test_trees_halve_what_is_off_of_products_that_they_were_not_fitted_to():
+@pytest.mark.parametrize(("name", "what"), HELD_OUT)
+def test_trees_halve_what_is_off_of_products_that_they_were_not_fitted_to(name, what):
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     fitted = json.loads((xla.SHIPPED / "hopper_xla.json").read_text())["products"]
-    arch, products = calibrate_xla.load(RESULTS / "short" / HELD_OUT)
-    assert HELD_OUT not in fitted and len(products) == 324
+    arch, products = calibrate_xla.load(RESULTS / "xla" / name)
+    assert name not in fitted and sum(fitted.values()) > 5500
     logs = [product.log for product in products]
     left = logs - xla._shipped(arch.family.name).sums(np.array([product.row for product in products]))
     alone, found = calibrate_xla.off_by(logs), calibrate_xla.off_by(left)
-    assert found[0] < 0.6 * alone[0] and found[1] < 0.6 * alone[1]
+    assert found[0] < 0.5 * alone[0] and found[1] < 0.65 * alone[1]
     said = [f"half within {100 * half:.0f} %, nine tenths within {100 * most:.0f} %" for half, most in (alone, found)]
-    said = f"of the {len(products)} of `{HELD_OUT}` the formula expects {said[0]}, and the trees beside it {said[1]}"
+    said = f"{len(products)} {what} (`{name}`) by the formula {said[0]}, with the trees {said[1]}"
     assert said in page, said
 
 
 def test_hand_derived_time():
-    """24 x 12 of XLA's tiles are 2.18 waves on 132 SMs; (1536 * 768 + 1536 * 64 + 64 * 768) * 2 bytes."""
+    """24 x 12 of XLA's tiles are 2.18 waves on 132 SMs; (1536 * 768 + 1536 * 64 + 64 * 768) * 2 bytes, which are what
+    takes longest."""
     problem = Problem(1536, 768, 64)
     moved_us = 2 * (1536 * 768 + 1536 * 64 + 64 * 768) / (H200.memory_tb_per_s * 1e6)
-    formula_us = 1.34 + 64 * 0.0166 * (288 / 132) ** 0.67 + 1.07 * moved_us
+    formula_us = 1.4 + 64 * 0.0106 * (288 / 132) ** 0.63 + 1.27 * moved_us
     assert xla.formula_us(problem, H200) == pytest.approx(formula_us)
     (log,) = xla._shipped("hopper").sums(xla.row(problem, H200)[None])
     assert xla.xla_us(problem, H200) == pytest.approx(H200.constants.launch_us + formula_us * math.exp(log))
@@ -129,15 +127,21 @@ def test_features_by_hand():
         ((256, 8, 3200), False),
     ],
 )
-def test_what_is_known(sizes, is_known):
-    assert (xla.xla_us(Problem(*sizes), H200) is not None) == is_known
+def test_what_is_known_without_trees(sizes, is_known):
+    """As of other families; with them, of all sizes."""
+    problem, b200 = Problem(*sizes), by_name("b200")
+    formula_us = b200.constants.launch_us + xla.formula_us(problem, b200)
+    assert xla.xla_us(problem, b200) == (formula_us if is_known else None)
+    assert xla.xla_us(problem, H200) is not None
 
 
-def test_only_what_was_measured_is_corrected():
-    """Other dtypes and other families have the formula."""
-    wide = Problem(256, 256, 64, a_dtype="float32", b_dtype="float32", out_dtype="float32")
-    for problem, arch in ((wide, H200), (Problem(256, 256, 64), by_name("b200"))):
-        assert xla.xla_us(problem, arch) == arch.constants.launch_us + xla.formula_us(problem, arch)
+@pytest.mark.parametrize("change", [{"a_dtype": "float32", "b_dtype": "float32"}, {"out_dtype": "float32"},
+                                    {"batch": 2, "a_batch": 2, "b_batch": 2}, {"epilogue": chain(2.0)}])  # fmt: skip
+def test_only_what_was_measured_is_corrected(change):
+    """Others have the formula."""
+    problem = dataclasses.replace(Problem(256, 256, 64), **change)
+    assert xla.xla_us(problem, H200) == H200.constants.launch_us + xla.formula_us(problem, H200)
+    assert xla.xla_us(dataclasses.replace(problem, k=640), H200) is None
 
 
 @pytest.mark.parametrize("change", ["format", "features", "trees", "text", "formula"])
@@ -171,19 +175,18 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     path, out = RESULTS / "random" / "h200-1123.json", tmp_path / "out.json"
     assert main(["bench", "--calibrate-xla", str(path), "--json", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "the formula alone:\n  all: half of 13" in said and "trees of others:\n  all: half of 13" in said
+    assert "the formula alone:\n  all: half of 40" in said and "trees of others:\n  all: half of 40" in said
     assert xla.load(out).asked.shape[0] == 20
-    assert json.loads(out.read_text())["products"] == {"h200-1123.json": 13}
+    assert json.loads(out.read_text())["products"] == {"h200-1123.json": 40}
     assert json.loads(out.read_text())["formula"] == xla.formula()
 
 
 def test_what_is_not_for_the_fit(tmp_path, capsys):
-    """Of a result with other products none count; too few, or devices of two families, are refused."""
-    assert not calibrate_xla.is_of_use(Case.from_str("2*64x64x64").fused)
-    assert not calibrate_xla.is_of_use(Case.from_str("64x64x64:bias").fused)
-    assert not calibrate_xla.is_of_use(Case.from_str("64x64x64:f32").fused)
-    assert not calibrate_xla.is_of_use(Case.from_str("64x64x640").fused)
-    assert calibrate_xla.is_of_use(dataclasses.replace(Case.from_str("64x64x64").fused, epilogue=chain()))
+    """Of a result, products that are not plain and of 2 bytes do not count; too few, or devices of two families, are
+    refused."""
+    for other in ("2*64x64x64", "64x64x64:bias", "64x64x64:f32"):
+        assert not xla.is_covered(Case.from_str(other).fused)
+    assert xla.is_covered(Case.from_str("64x64x640:f16").fused)
     result = report.load(RESULTS / "random" / "h200-1123.json")
     few, other = tmp_path / "few.json", tmp_path / "other.json"
     report.save(dataclasses.replace(result, rows=result.rows[:3]), few)
@@ -192,3 +195,33 @@ def test_what_is_not_for_the_fit(tmp_path, capsys):
         calibrate_xla.main([few], tmp_path / "out.json", 0)
     with pytest.raises(ValueError, match="requires devices of one family, got hopper and blackwell"):
         calibrate_xla.main([few, other], tmp_path / "out.json", 0)
+
+
+def test_what_would_be_left_to_it_by_trees_of_others(monkeypatch):
+    """Of a file that the trees were fitted to, as docs/results.md says."""
+    monkeypatch.setattr(calibrate_xla, "FOLDS", 4)  # soon done
+    name = "h100-20261127.json"
+    fitted = json.loads((xla.SHIPPED / "hopper_xla.json").read_text())["products"]
+    folders = [RESULTS, RESULTS / "random", RESULTS / "xla"]
+    paths = {path.name: path for folder in folders for path in folder.glob("*.json")}
+    loaded = {own: calibrate_xla.load(paths[own])[1] for own in fitted}
+    assert {own: len(products) for own, products in loaded.items()} == fitted
+    left = dict(zip(fitted, _split(calibrate_xla.crossed(sum(loaded.values(), []), 1), fitted.values()), strict=True))
+    rows = report.load(paths[name]).rows
+    found = []
+    for row, product, log in zip(rows, loaded[name], left[name], strict=True):
+        problem = row.case.problem
+        if product.kind == "other":
+            us = H100.constants.launch_us + xla.formula_us(problem, H100) * math.exp(product.log - log)
+            monkeypatch.setattr(sooner, "xla_us", lambda *_, us=us: us)
+            is_left = ladder(Asked(problem, "h100")).attempts[0].is_sooner
+            found.append((is_left, row.to_default, 1.0 if is_left else row.to_default))
+    before, after = (sum(x[i] < 0.95 for x in found) for i in (1, 2))
+    assert after < before and math.prod(x[2] for x in found) > math.prod(x[1] for x in found)
+    said = f"{sum(x[0] for x in found)} of the {len(found)} would be left to XLA, and {after} in place of {before}"
+    assert said in " ".join((ROOT / "docs" / "results.md").read_text().split()), said
+
+
+def _split(values, counts):
+    ends = list(itertools.accumulate(counts))
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -1,0 +1,54 @@
+"""Which products are left to XLA, because it is expected to be done with them sooner."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from jax_bwgemm.facts.arch import by_name
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner import sooner
+
+H200 = by_name("h200")
+
+
+@pytest.fixture(autouse=True)
+def _takes_5_us(monkeypatch):
+    monkeypatch.setattr(sooner, "xla_us", lambda problem, arch: 5.0 + arch.constants.launch_us)
+
+
+def test_it_is_compared_with_what_ours_takes_behind_others():
+    launch_us = H200.constants.launch_us
+    for k, row in ((32, sooner.SHORT_ROW), (320, sooner.ROW)):
+        for us, is_xlas in ((5.0 / row + 0.01, True), (5.0 / row - 0.01, False), (0.0, False)):
+            assert (sooner.why_xla(Problem(256, 256, k), us + launch_us, H200) is not None) == is_xlas
+
+
+def test_what_is_said():
+    said = sooner.why_xla(Problem(256, 256, 32), 9.0 + H200.constants.launch_us, H200)
+    xla_us, us = (x + H200.constants.launch_us for x in (5.0, 9.0 * sooner.SHORT_ROW))
+    assert said == (
+        f"XLA is expected to take {xla_us:.1f} us for 256 x 256 sums of 32 products, our kernel {us:.1f}: pass "
+        "`tile=` for a kernel nevertheless"
+    )
+
+
+def test_only_plain_products():
+    problem = Problem(256, 256, 32)
+    assert sooner.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), math.inf, H200) is None
+    assert sooner.why_xla(dataclasses.replace(problem, epilogue=chain(activation="relu")), math.inf, H200) is None
+
+
+def test_what_is_not_known_is_ours(monkeypatch):
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: None)
+    assert sooner.why_xla(Problem(256, 256, 32), math.inf, H200) is None
+
+
+def test_what_was_measured_gives_way_to_no_trees():
+    """Of short sums, as long as the formula alone tells something."""
+    for k, is_xlas in ((320, False), (32, True)):
+        assert (sooner.why_xla(Problem(256, 256, k), math.inf, H200, is_known=True) is not None) == is_xlas
+        assert sooner.why_xla(Problem(256, 256, k), math.inf, H200) is not None
