@@ -66,9 +66,9 @@ def matmul(
     two of float8_e4m3fn and float8_e5m2, and any two of int8 and uint8 into int32. Everything else, and every problem
     that no kernel can do, is computed by XLA with the same result, and `on_fallback` decides how loudly. Where only the
     epilogue has no kernel, one computes the product in float32 and XLA the rest, and a product that XLA is expected to
-    be done with sooner is left to it: `explain` says so, and it is no fallback. Works under `jit`, `grad`, `jvp`, `vmap`,
-    `linear_transpose`, `checkpoint`, `scan` and `shard_map`, and of sharded operands: every device computes its part,
-    and what moves is what `jnp.matmul` moves.
+    be done with sooner is left to it: `explain` says so, and it is no fallback. Works under `jit`, `grad`, `jvp`,
+    `vmap`, `linear_transpose`, `checkpoint`, `scan` and `shard_map`, and of sharded operands: every device computes its
+    part, and what moves is what `jnp.matmul` moves.
 
     A float8 result saturates at the largest finite value; NaN stays NaN. The gradient of a float8 operand is multiplied
     in the cotangent's dtype, and in bfloat16 if that is float8 too, before it is rounded to the operand's, saturating.
