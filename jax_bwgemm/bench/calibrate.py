@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,10 +117,8 @@ def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:
 
 def crossed(products: Sequence[Kernels], seed: int) -> list[float]:
     """What is lost by product, each with trees that were grown from others."""
-    order = list(range(len(products)))
-    random.Random(seed).shuffle(order)
-    losses = dict.fromkeys(order, 0.0)
-    for fold in (order[i::FOLDS] for i in range(FOLDS)):
+    losses = dict.fromkeys(range(len(products)), 0.0)
+    for fold in forest.folds(len(products), FOLDS, seed):
         held_out = set(fold)
         trees = Trees.of(grown([x for i, x in enumerate(products) if i not in held_out], seed), len(names()))
         losses |= {i: products[i].lost(trees.sums(products[i].rows)) for i in fold}

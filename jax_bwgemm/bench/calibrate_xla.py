@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import random
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,10 +73,8 @@ def measured(problem: Problem, us: float, arch: Arch) -> Measured:
 
 def crossed(products: Sequence[Measured], seed: int) -> list[float]:
     """What is left of the logarithms beside trees that were grown from other products."""
-    order = list(range(len(products)))
-    random.Random(seed).shuffle(order)
     left = dict.fromkeys(range(len(products)), 0.0)
-    for fold in (order[i::FOLDS] for i in range(FOLDS)):
+    for fold in forest.folds(len(products), FOLDS, seed):
         held_out = set(fold)
         trees = grown([x for i, x in enumerate(products) if i not in held_out], seed)
         sums = trees.sums(np.array([products[i].row for i in fold]))

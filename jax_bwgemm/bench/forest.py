@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,13 @@ def grown(
     }  # fmt: skip
     forest = lightgbm.train(wanted | always, lightgbm.Dataset(rows, logs, weight=weights), num_trees)
     return [_by_level(tree["tree_structure"]) for tree in forest.dump_model()["tree_info"]]
+
+
+def folds(num: int, count: int, seed: int) -> list[list[int]]:
+    """Positions of `num` things in `count` parts, each of which is held out in its turn."""
+    order = list(range(num))
+    random.Random(seed).shuffle(order)
+    return [order[i::count] for i in range(count)]
 
 
 def _by_level(root: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -116,7 +116,7 @@ def measure_load(case: Case, arch: Arch, seconds: float) -> list[report.Load]:
 def measure_handler() -> dict[str, float]:
     """What our handler takes of a call, by its own clock: all of Execute, and Execute without cuLaunchKernelEx."""
     (operands,) = make_operands(Case(HANDLER_SIZE, HANDLER_SIZE, HANDLER_SIZE), 1)
-    function = jax.jit(functools.partial(jax_bwgemm.matmul, on_fallback="error"))
+    function = jax.jit(functools.partial(jax_bwgemm.matmul, on_fallback="error", deterministic="batch"))  # never XLA's
     jax.block_until_ready(function(**operands))
     ffi.timing_start(HANDLER_CALLS)
     for _ in range(HANDLER_CALLS):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jax_bwgemm.facts.arch import Arch, by_name
-from jax_bwgemm.facts.padding import contiguous, ends_within_sectors, padding
+from jax_bwgemm.facts.padding import LINE_BYTES, contiguous, ends_within_sectors, padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.planner import trees
 from jax_bwgemm.planner.cost import roofline_us
@@ -33,7 +33,7 @@ UNEVEN = 1000  # and of operands that have rows off 16 bytes, which XLA's kernel
 THIN, THIN_TERMS = 5, 3200  # rows or columns that XLA multiplies as vectors while it reads the other operand; with more
 # terms it is the slower one
 VECTOR_BYTES = 2e7  # of a matrix times a vector: larger ones XLA's default flags may give to a slower kernel
-LOAD_BYTES, LINE_BYTES = 16, 128  # that a thread loads at most; of the L2 cache
+LOAD_BYTES = 16  # that a thread loads at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,9 @@ def _tiles(problem: Problem) -> int:
 
 
 def is_covered(problem: Problem) -> bool:
-    """Whether products like this were measured: a plain one of 2 bytes an element."""
-    is_plain = problem.batch == 1 and problem.epilogue.is_identity
+    """Whether products like this were measured: a plain one of 2 bytes an element. A symmetric one, which XLA computes
+    all of and not bitwise symmetric, is none."""
+    is_plain = problem.batch == 1 and problem.epilogue.is_identity and not problem.symmetric
     return is_plain and {DTYPE_BYTES[x] for x in (problem.a_dtype, problem.b_dtype, problem.out_dtype)} == {2}
 
 

@@ -64,11 +64,10 @@ class Attempt:
     """A rung, of which `plan` says what it would run.
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
-    `reason` says why, if only that it is expected to be done sooner (`is_sooner`), which is no fallback; of a gated
-    product that `is_composed`, both its products are then chosen alone. With one,
-    `reason` says why XLA has the epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the
-    route and the plan are of, XLA has the sum, too. `us` is the price: of the kernel and of all passes over device
-    memory that go with it.
+    `reason` says why. That it is expected to be done sooner than any tile of our lists (`is_sooner`) is no fallback; of
+    a gated product that `is_composed`, both its products are then chosen alone. With one, `reason` says why XLA has the
+    epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the route and the plan are of,
+    XLA has the sum, too. `us` is the price: of the kernel and of all passes over device memory that go with it.
     """
 
     route: Route
@@ -297,9 +296,11 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
         kernels = [in_parts]
     xlas = dataclasses.replace(first, entry=None)
     if kernels and _may_be_xlas(asked, kernels[0]):
-        choice = _why_sooner(asked, kernels[0], first)
-        if reason := choice or _why_xla(kernels[0], first):
-            kernels, xlas = [], dataclasses.replace(xlas, reason=reason, is_sooner=choice is not None)
+        best_us = min(kernels[0].us, _least_us(kernels[0].plan))
+        reason = _why_sooner(asked, kernels[0], kernels[0].us, first)
+        is_sooner = reason is not None and _why_sooner(asked, kernels[0], best_us, first) is not None
+        if reason := reason or _why_xla(kernels[0], first):
+            kernels, xlas = [], dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner)
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
 
@@ -386,12 +387,12 @@ def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
     return kernel.entry is not None and not is_fixed and DTYPE_BYTES[asked.problem.a_dtype] > 1
 
 
-def _why_sooner(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
-    """One sentence if XLA is expected to be done before the best kernel at hand."""
+def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str | None:
+    """One sentence if XLA is expected to be done before the kernel, if that takes `us`."""
     if first.plan is None:
         return None
     is_known = first.plan.record is not None or asked.symbols is not None
-    return sooner.why_xla(kernel.problem, kernel.us, first.plan.arch, is_known)
+    return sooner.why_xla(kernel.problem, us, first.plan.arch, is_known)
 
 
 def _why_xla(kernel: Attempt, first: Attempt) -> str | None:

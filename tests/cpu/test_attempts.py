@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -282,3 +283,29 @@ def test_short_sums_are_xlas(have, monkeypatch):
     assert choose(Asked(dataclasses.replace(few, batch=2, a_batch=2, b_batch=2), "h200")).entry is not None
     assert choose(Asked(Problem(128, 255, 420), "h200")).entry is None  # whose rows are padded before
     assert choose(Asked(Problem(4096, 2048, 420), "h200")).entry is not None
+
+
+@pytest.mark.parametrize(
+    "xla_us, is_sooner, why",
+    [(1.0, True, "XLA is expected"), (40.0, False, "XLA is expected"), (400.0, False, "the kernels at hand")],
+)
+def test_that_kernels_lack_is_said_where_xla_is_sooner_for_it(have, monkeypatch, xla_us, is_sooner, why):
+    """The best tile is predicted to take 26 us, and the only one at hand 48."""
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: xla_us)
+    have(entry(NARROW))
+    chosen = choose(Asked(Problem(2048, 2048, 2048), "h200"))
+    assert chosen.entry is None and chosen.is_sooner == is_sooner and chosen.reason.startswith(why)
+
+
+def test_what_xla_is_sooner_with_is_no_fallback(artifacts_dir, monkeypatch):
+    """Nothing is raised or warned; `explain` and `stats` tell."""
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: 1.0)
+    x = jnp.ones((256, 256), jnp.bfloat16)
+    jax_bwgemm.stats(reset=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = hlo(lambda a, b: jax_bwgemm.matmul(a, b, on_fallback="error", device="h200"), x, x)
+    assert "dot_general" in text and "custom_call" not in text
+    (why,) = jax_bwgemm.stats(reset=True).fallbacks
+    assert "XLA is expected to take 1.0 us" in why
+    assert "XLA is expected to take 1.0 us" in str(jax_bwgemm.explain(x, x, device="h200"))
