@@ -210,10 +210,13 @@ def _reduces(over: str, left: str, modes: str, own: Contraction) -> bool:
 def _ways(
     stored: Sequence[str], lead: str, free: str, summed: str, guess: Sizes, known: Sizes, width: int
 ) -> tuple[tuple[Way, ...], int]:
-    """One for each major that can be had for nothing, else the one that moves what was given; and the bytes of that."""
+    """One for each major that can be had for nothing, else the one that moves what was given; and the bytes of that. A
+    vector has the major of its own modes, under which it is one row."""
     has = [mode for mode in lead if mode in stored[0]]
     own = lead if has else ""
     majors = {"k": own + free + summed, "mn": own + summed + free}
+    if not (free and summed):
+        majors.pop("k" if free else "mn")
     shapes = {
         "k": (_size(own, known), _size(free, known), _size(summed, known)),
         "mn": (_size(own, known), _size(summed, known), _size(free, known)),
@@ -225,8 +228,9 @@ def _ways(
                 found[major] = Way(i == 0, order, shapes[major], major)
     if found:
         return tuple(found.values()), 0
-    moved = Way(True, majors["k"], shapes["k"], "k", moves=True)
-    return (moved,), (_size(stored[0], guess) + _size(majors["k"], guess)) * width
+    major, order = next(iter(majors.items()))
+    moved = Way(True, order, shapes[major], major, moves=True)
+    return (moved,), (_size(stored[0], guess) + _size(order, guess)) * width
 
 
 def _size(modes: str, sizes: Sizes) -> int:
