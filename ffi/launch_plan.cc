@@ -32,6 +32,7 @@ Status ReadGeometry(const Attributes& attrs, Geometry* geometry) {
   JBW_RETURN_IF_ERROR(Read(attrs, "stream_clusters", 1, kMaxGridZ, &geometry->stream_clusters));
   JBW_RETURN_IF_ERROR(Read(attrs, "tile_grid", 0, 2, &geometry->tile_grid));
   JBW_RETURN_IF_ERROR(ReadOr(attrs, "rounds", 1, 1, kMaxRounds, &geometry->rounds));
+  JBW_RETURN_IF_ERROR(ReadOr(attrs, "parts", 1, 1, kMaxGridZ, &geometry->parts));
   JBW_RETURN_IF_ERROR(Read(attrs, "pdl", 0, 1, &geometry->pdl));
   return CheckRange("cluster_m * cluster_n * cluster_k",
                     geometry->cluster_m * geometry->cluster_n * geometry->cluster_k, 1, kMaxClusterCtas);
@@ -121,40 +122,48 @@ Status PlanGrid(const Geometry& geometry, const JbwBuffer* workspace, const Size
   return {};
 }
 
+// Parts of k are of operands that all matrices of the batch share.
+Status CheckParts(const LaunchRequest& request, const JbwBuffers& buffers, const Sizes& sizes) {
+  const int32_t parts = request.geometry.parts;
+  if (parts == 1) return {};
+  JBW_RETURN_IF_ERROR(CheckRange("batch", sizes.batch, parts, parts));
+  for (size_t i = 0; i < static_cast<size_t>(buffers.num_operands); ++i) {
+    const BufferRule& rule = request.rules.all[i];
+    if (rule.dims[0].extent != Extent::kBatch || buffers.all[i].dims[0] == 1) continue;
+    return InvalidArgument("`parts` requires one matrix of `", rule.role, "`, got ", buffers.all[i].dims[0]);
+  }
+  return {};
+}
+
 // All zeros of a kernel that walks no tiles.
 TileWalk PlanWalk(const LaunchRequest& request, const Sizes& sizes, const JbwLaunchPlan& plan) {
   const Geometry& geometry = request.geometry;
   if (request.leaves.walk.k_tile == 0) return {};
   const int64_t clusters = plan.grid[2] / plan.cluster[2];
-  return WalkOf(request.leaves.walk, {TilesM(geometry, sizes), TilesN(geometry, sizes), sizes.batch, sizes.k, clusters,
-                                      geometry.stream_tiles, geometry.stream_clusters});
+  return WalkOf(request.leaves.walk, {TilesM(geometry, sizes), TilesN(geometry, sizes), sizes.batch, sizes.k,
+                                      geometry.parts, clusters, geometry.stream_tiles, geometry.stream_clusters});
 }
 
-// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called; or of (rows, batch, contiguous),
-// whose matrices lie side by side. The kernel counts (contiguous, rows, batch) in either.
+// Of a row-major (batch, rows, contiguous) buffer, whatever its sizes are called. The kernel counts (contiguous, rows,
+// batch).
 Status PlanTensorMap(const TensorMapRule& map, const BufferRule& rule, const JbwBuffer& buffer,
                      JbwTensorMapSpec* spec) {
-  const bool is_side_by_side = rule.dims[1].extent == Extent::kBatch;
-  const int batch_idx = is_side_by_side ? 1 : 0, rows_idx = 1 - batch_idx;
-  const auto batch = static_cast<uint64_t>(buffer.dims[batch_idx]), rows = static_cast<uint64_t>(buffer.dims[rows_idx]);
+  const auto batch = static_cast<uint64_t>(buffer.dims[0]), rows = static_cast<uint64_t>(buffer.dims[1]);
   const auto columns = static_cast<uint64_t>(buffer.dims[2]);
   const uint64_t row_bytes = columns * static_cast<uint64_t>(map.element_bytes);
   if (row_bytes % kAlignBytes) {
     return InvalidArgument("TMA requires a row pitch that is a multiple of ", kAlignBytes, " bytes, got ", row_bytes,
                            " bytes for `", rule.role, "`: pad its last dimension");
   }
-  const uint64_t slow = is_side_by_side ? batch : rows;
-  if (slow * row_bytes >= kMaxStrideBytes) {  // sizes below 2^31: the product fits 64 bits
-    return InvalidArgument("TMA requires a matrix of less than 2^40 bytes, got ", slow, " rows of ", row_bytes,
+  if (rows * row_bytes >= kMaxStrideBytes) {  // sizes below 2^31: the product fits 64 bits
+    return InvalidArgument("TMA requires a matrix of less than 2^40 bytes, got ", rows, " rows of ", row_bytes,
                            " bytes for `", rule.role, "`");
   }
-  const uint64_t pitch_bytes = is_side_by_side ? slow * row_bytes : row_bytes;
-  const uint64_t step_bytes = is_side_by_side ? row_bytes : slow * row_bytes;
   *spec = {map.data_type,
            map.swizzle_bytes,
            map.swizzle_atom_bytes,
            {columns, rows, batch},
-           {pitch_bytes, step_bytes},
+           {row_bytes, rows * row_bytes},
            {static_cast<uint32_t>(map.box[0]), static_cast<uint32_t>(map.box[1]), static_cast<uint32_t>(map.box[2])}};
   return {};
 }
@@ -189,6 +198,7 @@ Status MakeLaunchPlan(const LaunchRequest& request, const JbwBuffers& buffers, c
   *plan = {};
   Sizes sizes;
   JBW_RETURN_IF_ERROR(ReadSizes(request.rules, buffers, &sizes));
+  JBW_RETURN_IF_ERROR(CheckParts(request, buffers, sizes));
   JBW_RETURN_IF_ERROR(
       PlanGrid(request.geometry, FindWorkspace(request.rules, buffers), sizes, context.max_active_clusters, plan));
   JBW_RETURN_IF_ERROR(PlanBuffers(request, buffers, plan));

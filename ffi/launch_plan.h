@@ -54,6 +54,7 @@ struct Geometry {
   int32_t stream_tiles, stream_clusters;  // how many tiles, the last ones, how many clusters share, if the kernel can
   int32_t tile_grid;                      // 1: a CTA for each tile, (tiles along m, along n, batch); 2: along n first
   int32_t rounds;                         // clusters that follow each other where one would stay, in a persistent grid
+  int32_t parts;                          // of k, of each of which the kernel makes a matrix of the batch
   int32_t pdl;                            // 1: the kernel may start before the one before it ends
 };
 

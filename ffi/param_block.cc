@@ -167,7 +167,7 @@ Status ReadWalk(const Attributes& attrs, Leaves* leaves) {
   for (const Leaf& leaf : leaves->all) {
     if (leaf.source != Source::kWalk) continue;
     if (leaves->walk.k_tile > 0) return ReadRaster(attrs, &leaves->walk);
-    return InvalidArgument("`", leaf.name, "` requires a parameter such as walk:k_tiles/64, got none", kRemedy);
+    return InvalidArgument("`", leaf.name, "` requires a parameter such as walk:k_step/64, got none", kRemedy);
   }
   return {};
 }

@@ -7,10 +7,10 @@
 namespace jbw {
 namespace {
 
-constexpr const char* kWalkNames[] = {"tiles",           "triangle",    "k_tiles",      "matrix",
-                                      "group",           "rows",        "last_rows",    "last_group",
-                                      "across",          "clusters",    "stream_first", "stream_end",
-                                      "stream_clusters", "stream_long", "stream_short", "stream_longer"};
+constexpr const char* kWalkNames[] = {"tiles",        "triangle",     "k_tiles",    "k_step",          "matrix",
+                                      "group",        "rows",         "last_rows",  "last_group",      "across",
+                                      "clusters",     "stream_first", "stream_end", "stream_clusters", "stream_long",
+                                      "stream_short", "stream_longer"};
 static_assert(std::size(kWalkNames) == static_cast<size_t>(WalkFact::kCount));
 
 constexpr int32_t kMaxKTile = 1024;
@@ -62,7 +62,7 @@ bool TakeWalkPart(Scanner* scanner, WalkPart* part, WalkRule* rule) {
   if (found == std::end(kWalkNames)) return false;
   part->fact = static_cast<WalkFact>(found - std::begin(kWalkNames));
   if (part->fact == WalkFact::kTriangle) rule->is_symmetric = true;
-  if (part->fact != WalkFact::kKTiles || part->part != WalkPart::kValue) return true;
+  if (part->fact != WalkFact::kKStep || part->part != WalkPart::kValue) return true;
   return scanner->Take("/") && scanner->TakeInt(&rule->k_tile) && rule->k_tile >= 1 && rule->k_tile <= kMaxKTile;
 }
 
@@ -77,11 +77,13 @@ TileWalk WalkOf(const WalkRule& rule, const WalkCounts& counts) {
   const int64_t rows = std::min(int64_t{rule.raster_group}, grouped), last_group = (grouped - 1) / rows;
   const int64_t num_tiles = grouped * across * counts.batch;
   const int64_t triangle = counts.tiles_m * (counts.tiles_m + 1) / 2 * counts.batch;
-  const int64_t k_tiles = std::max((counts.k + rule.k_tile - 1) / rule.k_tile, int64_t{1});
+  const int64_t all_k_tiles = std::max((counts.k + rule.k_tile - 1) / rule.k_tile, int64_t{1});
+  const int64_t k_tiles = (all_k_tiles + counts.parts - 1) / counts.parts;
   TileWalk walk = {};
   At(&walk, WalkFact::kTiles) = static_cast<uint32_t>(num_tiles);
   At(&walk, WalkFact::kTriangle) = static_cast<uint32_t>(triangle);
   At(&walk, WalkFact::kKTiles) = static_cast<uint32_t>(k_tiles);
+  At(&walk, WalkFact::kKStep) = static_cast<uint32_t>(counts.parts > 1 ? k_tiles : 0);
   At(&walk, WalkFact::kMatrix) = static_cast<uint32_t>(grouped * across);
   At(&walk, WalkFact::kGroup) = static_cast<uint32_t>(rows * across);
   At(&walk, WalkFact::kRows) = static_cast<uint32_t>(rows);

@@ -20,6 +20,7 @@ enum class WalkFact : int32_t {
   kTiles,           // of the whole batch; a tile is what a cluster computes
   kTriangle,        // those on and under the diagonals, which are all of a symmetric product
   kKTiles,          // of a tile
+  kKStep,           // from a matrix of the batch to the next, where these are of parts of k; else 0
   kMatrix,          // tiles of one matrix,
   kGroup,           // of a whole group of rows (or columns) of it,
   kRows,            // rows of a whole group,
@@ -53,11 +54,12 @@ struct WalkRule {
 
 struct WalkCounts {
   int64_t tiles_m, tiles_n, batch, k;
+  int64_t parts;                          // of k, a matrix of the batch of each
   int64_t clusters;                       // of the grid
   int64_t stream_tiles, stream_clusters;  // as the plan says
 };
 
-// "rows", "rows_multiplier", "rows_shift", or "k_tiles/64"; some say a part of the rule, too.
+// "rows", "rows_multiplier", "rows_shift", or "k_step/64"; some say a part of the rule, too.
 bool TakeWalkPart(Scanner* scanner, WalkPart* part, WalkRule* rule);
 
 Status ReadRaster(const Attributes& attrs, WalkRule* rule);

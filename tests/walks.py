@@ -26,7 +26,7 @@ def walk_leaves(
     k_tiles, batch = -(-problem.k // tile.k_tile), problem.batch
     count = num_tiles(tile, problem)
     leaves = order_leaves((tiles_m, tiles_n, batch), k_tiles, raster_group, raster_along_n)
-    leaves |= {"triangle": count, f"k_tiles/{tile.k_tile}": leaves.pop("k_tiles")}
+    leaves |= {"triangle": count, f"k_step/{tile.k_tile}": 0}
     leaves |= share_leaves(count, k_tiles, clusters, *shared)
     return {f"walk:{name}": value for name, value in leaves.items()}
 

@@ -22,7 +22,7 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW
-from jax_bwgemm.planner import measured
+from jax_bwgemm.planner import measured, parts
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.runtime.decision import kernels
 
@@ -35,6 +35,7 @@ SLOWEST = 1.6  # times the least that is predicted of a product's kernels: what 
 ROWS = tuple(sorted({2**i for i in range(14)} | {3 * 2**i for i in range(12)} | {5 * 2**i for i in range(3, 11)}))
 MAX_LAYER_US = 150.0  # of the roofline of a layer's product: the planner loses least of those that take longest
 GRADIENT_ROWS = 256  # of a layer's operands, at least, where the product is the gradient of its weights
+MOST_OF_PARTS = 4096  # rows and columns of a product whose k is in parts
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
     ("bfloat16", "bfloat16", 0.8),
@@ -44,14 +45,15 @@ DTYPES = (
 WORST = 10
 
 
-def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "", of_layers: bool = False) -> int:
-    """Times `num` random products, prints the statistics, writes all times to `out` if given, as they come."""
+def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "", of: str = "all") -> int:
+    """Times `num` random products, prints the statistics, writes all times to `out` if given, as they come. `of`: one
+    of SAMPLES."""
     for flag, value in (("--regret", num), ("--rounds", rounds)):
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
     arch = gpu_arch("`bench --regret`")
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
-    problems = (sample_of_layers if of_layers else sample)(num, seed, arch)
+    problems = SAMPLES[of](num, seed, arch)
     with progress_bar("products") as progress:
         timed = measure(problems, arch, rounds, progress, keep=lambda timed: save(timed, out, facts) if out else None)
     if not timed:
@@ -89,6 +91,27 @@ def sample_of_layers(num: int, seed: int, arch: Arch) -> list[Problem]:
         if len(problems) == num:
             break
     return list(problems)
+
+
+def sample_of_parts(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """`num` problems of few tiles and long sums in bfloat16, each in one of the numbers of parts of k that would be
+    looked at (`parts.counts`)."""
+    rng = np.random.default_rng(seed)
+    problems: list[Problem] = []
+    while len(problems) < num:
+        m, n = (round(2 ** rng.uniform(3, np.log2(MOST_OF_PARTS))) for _ in range(2))
+        k = round(2 ** rng.uniform(9, np.log2(LARGEST)))
+        if rng.random() >= UNALIGNED_SHARE:
+            m, n, k = map(_multiple_of_8, (m, n, k))
+        a_major, b_major = FORMS[rng.integers(len(FORMS))]
+        problem = Problem(m, n, k, a_major=a_major, b_major=b_major)
+        found = parts.counts(problem, arch, MAX_ROOFLINE_US)
+        if found and why_not_padded(problem) is None:
+            problems.append(parts.divided(problem, int(rng.choice(found))))
+    return problems
+
+
+SAMPLES = {"all": sample, "layers": sample_of_layers, "parts": sample_of_parts}
 
 
 def measure(

@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune", action="store_true", help="instead: time all kernels of --shapes for the planner")
     parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the planner's choices lose, N products")
-    parser.add_argument("--of-layers", action="store_true", help="of --regret: layers of models, and squares")
+    parser.add_argument(
+        "--of",
+        choices=("all", "layers", "parts"),
+        default="all",
+        help="of --regret: any products, layers of models and squares, or parts of long sums (default: %(default)s)",
+    )
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
     parser.add_argument(
         "--calibrate",
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.regret is not None:
         from jax_bwgemm.bench import regret
 
-        return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit, args.of_layers)
+        return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit, args.of)
     if args.fit:
         from jax_bwgemm.bench import fit
 

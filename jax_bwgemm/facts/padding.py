@@ -33,7 +33,8 @@ def padded_shape(problem: Problem, operand: str) -> tuple[int, int, int]:
     """Of operand "a" or "b" as a kernel gets it: batch, rows and, with their padding, the elements of a row."""
     p = problem
     batch, extent, major = (p.a_batch, p.m, p.a_major) if operand == "a" else (p.b_batch, p.n, p.b_major)
-    return batch, extent if major == "k" else p.k, contiguous(p, operand) + padding(p, operand)
+    batch, k = (1, p.whole_k) if p.whole_k else (batch, p.k)
+    return batch, extent if major == "k" else k, contiguous(p, operand) + padding(p, operand)
 
 
 def is_padded_together(problem: Problem) -> bool:
@@ -72,7 +73,7 @@ def is_torn(problem: Problem, operand: str) -> bool:
 
 def contiguous(problem: Problem, operand: str) -> int:
     """The size of the dimension of operand "a" or "b" that is contiguous in memory."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.whole_k or problem.k}
     return sizes[problem.a_major if operand == "a" else problem.b_major]
 
 

@@ -59,7 +59,9 @@ class Problem:
     (l, m, k) if `a_major` is "k", else as (l, k, m); `b` as (l, k, n) if `b_major` is "n", else as (l, n, k); the
     result as (l, m, n) if `c_major` is "n", else as (l, n, m). An operand whose `*_batch` is 1 is shared by all
     `batch`. `promoted`: float8 products are summed in float32 registers, which Hopper's tensor cores do not keep.
-    `symmetric`: b is a's transpose, and so are the matrices that the epilogue reads their own.
+    `symmetric`: b is a's transpose, and so are the matrices that the epilogue reads their own. `whole_k`: the k of one
+    product that is computed in parts, else 0. a and b are one matrix each, of so many terms, of which each of the
+    `batch` takes the next `k`, the last one what is left.
     """
 
     m: int
@@ -77,6 +79,7 @@ class Problem:
     c_major: str = "n"
     promoted: bool = False
     symmetric: bool = False
+    whole_k: int = 0
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch != 1 else ""
@@ -86,7 +89,8 @@ class Problem:
             majors += f" c:{self.c_major}-major"
         promoted = " promoted" if self.promoted else ""
         symmetric = " symmetric" if self.symmetric else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}{promoted}{symmetric}"
+        parts = f" of {self.whole_k}" if self.whole_k else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {dtypes} {majors} {self.epilogue.kind}{promoted}{symmetric}{parts}"
 
     @property
     def transposed(self) -> Problem:

@@ -67,16 +67,17 @@ def keep_full(feeds: tuple[Feed, ...], ab: Any, facts: GemmFacts, walk: Walk, sp
         item = walk.item_of(idx)
         m_idx, n_idx, l_idx = walk.tile_of(item.tile_idx)
         a_tile, b_tiles = a.of_tile(m_idx // tile.cta_group, l_idx), [b.of_tile(n_idx, l_idx) for b in bs]
+        k_first = item.k_first + l_idx * walk.k_step  # beyond all of k, TMA fills boxes with zeros
         for k_idx in cutlass.range(item.k_count, unroll=1):
             ab.producer_acquire(state)
             barrier = ab.producer_get_barrier(state)
-            a.fill(a_tile, item.k_first + k_idx, state.index, barrier)
+            a.fill(a_tile, k_first + k_idx, state.index, barrier)
             for i in cutlass.range_constexpr(len(bs)):
                 if cutlass.const_expr(tile.gated and tile.cta_group == 2):
                     if walk.x % tile.cta_group == i:  # each CTA of a pair has the columns of one b
-                        bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
+                        bs[i].fill(b_tiles[i], k_first + k_idx, state.index, barrier)
                 else:
-                    bs[i].fill(b_tiles[i], item.k_first + k_idx, state.index, barrier)
+                    bs[i].fill(b_tiles[i], k_first + k_idx, state.index, barrier)
             state.advance()
         if cutlass.const_expr(tile.cluster_k > 1):  # the stages hold parts of the result until all have read them
             split.wait_drained(phase)

@@ -31,7 +31,8 @@ class Maps(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Kernel parameters behind the operands; docs/architecture.md, kernel parameter block."""
+    """Kernel parameters behind the operands; docs/architecture.md, kernel parameter block. `k_step`: k tiles from a
+    matrix of the batch to the next, where these are of parts of k; else 0."""
 
     m: Int32
     n: Int32
@@ -39,6 +40,7 @@ class Sizes(NamedTuple):
     batch: Int32
     a_batch_step: Int32
     b_batch_step: Int32
+    k_step: Int32
 
 
 class Order(NamedTuple):

@@ -62,11 +62,16 @@ class Part:
     z: Int32
 
 
-def own_part(k: Int32, z: Int32, tile: Tile) -> Part:
-    k_tiles = Int32(Uint32(k + (tile.k_tile - 1)) // tile.k_tile)
+def own_part(sizes: Sizes, l_idx: Int32, z: Int32, tile: Tile) -> Part:
+    """Of the `l_idx`-th matrix, which may be of a part of k itself, the last one shorter or of none."""
+    k_tiles = Int32(Uint32(sizes.k + (tile.k_tile - 1)) // tile.k_tile)
+    first = cutlass.min(l_idx * sizes.k_step, k_tiles)
+    left = k_tiles - first
+    count = cutlass.select_(sizes.k_step > 0, cutlass.min(sizes.k_step, left), left)
     if tile.cluster_k == 1:
-        return Part(Int32(0), k_tiles, Int32(0))
-    return Part(*part_of(k_tiles, z, tile), z)
+        return Part(first, count, Int32(0))
+    of_cta, own_count = part_of(count, z, tile)
+    return Part(first + of_cta, own_count, z)
 
 
 class Sm90Direct:
@@ -128,7 +133,7 @@ class Sm90Direct:
                 split_k.init_barriers(written, drained, facts.tile, facts.threads // WARP_LANES)
             pipeline.pipeline_init_arrive(cluster_shape_mn=facts.cluster, is_relaxed=True)
         sizes, l_idx = params.sizes, z_idx // split
-        part = own_part(sizes.k, z_idx % split, facts.tile)
+        part = own_part(sizes, l_idx, z_idx % split, facts.tile)
         tile = m_idx * facts.tile.cta_m, n_idx * facts.tile.mma_n, l_idx
         smem = (sA, beside_a), (sB, beside_b)
         cute.arch.griddepcontrol_wait()

@@ -58,7 +58,8 @@ class Walk:
     """The work of one cluster, in its order: items `first`, `first + step`, ... below `num_items`. An item is a tile,
     or in a `stream` a piece of one.
 
-    Of each tile's k tiles this CTA multiplies `k_count` from `k_first` on. (x, y, z): its place in the cluster.
+    Of each tile's k tiles this CTA multiplies `k_count` from `k_first` on; those of the next matrix of the batch begin
+    `k_step` behind. (x, y, z): its place in the cluster.
     """
 
     tile: Tile
@@ -68,6 +69,7 @@ class Walk:
     step: Uint32
     k_first: Int32
     k_count: Int32
+    k_step: Int32
     x: Int32
     y: Int32
     z: Int32
@@ -131,16 +133,17 @@ def stream_of(params: StreamParams, k_tiles: Uint32, cluster: Uint32) -> Stream:
 def walk_of(tile: Tile, params: Params) -> Walk:
     x, y, block_z = cute.arch.block_idx()
     assert params.order is not None  # the launcher passes it
-    num_tiles, k_tiles = params.order.tiles, Int32(params.order.k_tiles)
+    num_tiles, k_tiles, k_step = params.order.tiles, Int32(params.order.k_tiles), params.sizes.k_step
     order = triangle_order_of(params.order) if tile.symmetric else order_of(params.order)
     first, step = Uint32(block_z), Uint32(cute.arch.grid_dim()[2])
     if tile.stream_k:
         assert params.stream is not None
         stream = stream_of(params.stream, params.order.k_tiles, first)
         num_items = stream.base + num_pieces(stream.share, ON_DEVICE) * step
-        return Walk(tile, order, num_items, first, step, Int32(0), k_tiles, x, y, Int32(0), stream)
+        return Walk(tile, order, num_items, first, step, Int32(0), k_tiles, k_step, x, y, Int32(0), stream)
     if tile.cluster_k == 1:
-        return Walk(tile, order, num_tiles, first, step, Int32(0), k_tiles, x, y, Int32(0))
+        return Walk(tile, order, num_tiles, first, step, Int32(0), k_tiles, k_step, x, y, Int32(0))
     z = Int32(first % tile.cluster_k)
     k_first, k_count = part_of(k_tiles, z, tile)
-    return Walk(tile, order, num_tiles, first // tile.cluster_k, step // tile.cluster_k, k_first, k_count, x, y, z)
+    first, step = first // tile.cluster_k, step // tile.cluster_k
+    return Walk(tile, order, num_tiles, first, step, k_first, k_count, k_step, x, y, z)

@@ -164,8 +164,8 @@ class Taker:
         """The `i`-th factor as the kernel has them: every one but the first is read as the second is."""
         ctx, idx = self.ctx, 1 - i if self.view.flips else i
         value, aval, modes = operands[idx], ctx.avals_in[idx], self.contraction.operands[idx]
-        i, view = min(i, 1), self.view.in_parts(self.parts) if self.parts > 1 else self.view
-        way = (view.rows, view.columns)[i][int(route.from_source[i])]
+        i = min(i, 1)
+        way = (self.view.rows, self.view.columns)[i][int(route.from_source[i])]
         if way.moves:
             value, given = self._as(value, aval, modes, way.order, way.shape)
         else:

@@ -2,52 +2,63 @@
 
 It is libraries' split-k with a kernel of its own that adds (CUTLASS: parallel split-k). A split along k in a cluster
 and a stream of k tiles are one kernel each, and need no second launch; but a cluster has at most eight CTAs for k, and
-in a stream one CTA adds up all parts of a tile. Says which numbers of parts are worth a look, what they are as a
-problem, and what the pass takes; chooses nothing.
+in a stream one CTA adds up all parts of a tile. Operands stay as they are: the kernel begins each matrix of the batch
+at the k tile that follows the last one of the matrix before, and the last one has what is left. Says which numbers of
+parts are worth a look, what they are as a problem, and what the pass takes; chooses nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import Epilogue
-from jax_bwgemm.facts.padding import padding
+from jax_bwgemm.facts.geometry import ceil_div, concurrent_clusters, num_tiles
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.tile import Tile, k_tile
 from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.cost import pass_us, roofline_us
 
 MOST = 32  # parts: so many times what it writes the pass reads, and twice that of a 2-byte result; assumed
-LEAST_TERMS = 256  # of a part, four k tiles: fewer do not fill a tile's stages; assumed
-SPANS = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (192, 128))  # of tiles that parts are counted by
+LEAST_TERMS = 128  # of a part: a kernel of two k tiles takes a third less than one of ten (1.9 and 3 us on an H200)
+TILES = (
+    Tile(64, 16),
+    Tile(64, 64),
+    Tile(64, 32, cluster_m=4),
+    Tile(64, 128, cluster_m=4),
+    Tile(128, 64, cluster_m=4),
+    Tile(128, 96, cluster_n=4),
+    Tile(128, 128, cluster_n=2),
+    Tile(192, 128, cluster_n=2),
+    Tile(128, 128, cluster_m=4, cluster_n=2),
+)  # that parts are counted by: of usual sizes and clusters, one of which is near to any that ships
 
 
 def counts(problem: Problem, arch: Arch, us: float) -> tuple[int, ...]:
-    """In how many parts a product may be done sooner than by one kernel, which is predicted to take `us`: those with
-    which tiles of a usual size come nearest to one for each SM, if they can gain at all. None where predictions are not
+    """In how many parts a product may be done sooner than by one kernel, which is predicted to take `us`: the most with
+    which tiles of a usual kind all run at once, if they can gain at all. None where predictions are not
     corrected by what was measured, for two of them are compared; and of what is not one plain sum of 2-byte operands.
     """
     if not _is_plain(problem) or calibration.of(arch) is None:
         return ()
-    tiles = [math.ceil(problem.m / rows) * math.ceil(problem.n / columns) for rows, columns in SPANS]
-    most = min(MOST, problem.k // LEAST_TERMS, arch.num_sms // min(tiles))
-    fitting = [n for n in range(2, most + 1) if problem.k % n == 0 and _is_readable(divided(problem, n))]
-    wanted = {max((n for n in fitting if n * num <= arch.num_sms), default=1) for num in tiles} - {1}
+    most = min(MOST, problem.k // LEAST_TERMS)
+    at_once = (concurrent_clusters(tile, arch) // num_tiles(tile, problem) for tile in TILES)
+    wanted = {_without_empty(problem, min(most, num)) for num in at_once} - {0, 1}
     return tuple(
         n for n in sorted(wanted) if _bytes(problem, n) <= _room(arch) and _least_us(problem, n, arch, us) < us
     )
 
 
 def divided(problem: Problem, count: int) -> Problem:
-    """The batch of `count` products, of float32 results, whose sum the product is."""
-    plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue())
-    return dataclasses.replace(plain, k=problem.k // count, batch=count, a_batch=count, b_batch=count)
+    """The batch of `count` products, of float32 results, whose sum the product is: each of as many k tiles but the
+    last. To read them, operands count as if each had its own."""
+    plain = dataclasses.replace(problem, out_dtype="float32", epilogue=Epilogue(), whole_k=problem.k)
+    return dataclasses.replace(plain, k=_terms(problem, count), batch=count, a_batch=count, b_batch=count)
 
 
 def whole(parts: Problem) -> Problem:
     """The product of float32 result whose k is in these parts."""
-    return dataclasses.replace(parts, k=parts.k * parts.batch, batch=1, a_batch=1, b_batch=1)
+    return dataclasses.replace(parts, k=parts.whole_k, whole_k=0, batch=1, a_batch=1, b_batch=1)
 
 
 def sum_us(problem: Problem, count: int, arch: Arch) -> float:
@@ -65,11 +76,15 @@ def _is_plain(problem: Problem) -> bool:
     return not (is_batch or has_more or is_other or problem.is_empty) and DTYPE_BYTES[problem.a_dtype] == 2
 
 
-def _is_readable(parts: Problem) -> bool:
-    """Whether a kernel can read them in place: in a k-major operand they lie side by side in its rows, and TMA steps
-    from one to the next by multiples of 16 bytes."""
-    majors = (("a", parts.a_major), ("b", parts.b_major))
-    return not any(major == "k" and padding(parts, operand) for operand, major in majors)
+def _terms(problem: Problem, count: int) -> int:
+    """Of each of `count` parts, whole k tiles."""
+    step = k_tile(problem.a_dtype)
+    return ceil_div(ceil_div(problem.k, step), count) * step
+
+
+def _without_empty(problem: Problem, count: int) -> int:
+    """Parts of as many terms as each of `count` has, of which none is left without any."""
+    return ceil_div(problem.k, _terms(problem, count)) if count else 0
 
 
 def _bytes(problem: Problem, count: int) -> int:
@@ -84,7 +99,9 @@ def _room(arch: Arch) -> float:
 def _least_us(problem: Problem, count: int, arch: Arch, us: float) -> float:
     """What kernel and pass take at least: parts make no kernel start sooner, and the rest of the `us` of one kernel is
     at best divided by their number."""
-    start_us = arch.constants.start_cycles / (arch.clock_ghz * 1e3)
-    kernel_us = start_us + max(0.0, us - arch.constants.launch_us - start_us) / count
+    c = arch.constants
+    start_cycles = c.start_cycles if "direct" in arch.family.lacks else min(c.start_cycles, c.direct_start_cycles)
+    start_us = start_cycles / (arch.clock_ghz * 1e3)
+    kernel_us = start_us + max(0.0, us - c.launch_us - start_us) / count
     moved_us = roofline_us(divided(problem, count), arch)
-    return arch.constants.launch_us + max(kernel_us, moved_us) + sum_us(problem, count, arch)
+    return c.launch_us + max(kernel_us, moved_us) + sum_us(problem, count, arch)

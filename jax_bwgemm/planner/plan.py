@@ -73,10 +73,9 @@ class Plan:
     side, or every second one backwards. `a_l2`, `b_l2` and `c_l2`, of `order.L2_HINTS`, are for the kernel's operands
     and results. `stream`: which tiles the clusters share, if the tile has `stream_k`. `stages`: those that a direct
     tile's launch has room for; 0: all that its kernel has. `rounds`: as many as `order.rounds` says, if the device is
-    shared with other kernels, else 1. With `pdl` the kernel may start before the one before it
-    ends (programmatic dependent launch). `in_parts`: the batch are parts of one sum (`parts`), which lie side by side
-    in the rows of k-major operands. `candidates` are in the planner's order of preference. `record` holds the measured
-    times that the choice follows, if it does.
+    shared with other kernels, else 1. With `pdl` the kernel may start before the one before it ends (programmatic
+    dependent launch). `candidates` are in the planner's order of preference. `record` holds the measured times that the
+    choice follows, if it does.
     """
 
     problem: Problem
@@ -95,7 +94,6 @@ class Plan:
     stream: Stream = NO_STREAM
     stages: int = 0
     rounds: int = 1
-    in_parts: bool = False
     record: Record | None = None
 
     @property
@@ -206,7 +204,6 @@ def plan(
     batch_invariant: bool = False,
     symbols: Symbols | None = None,
     is_calibrated: bool = True,
-    in_parts: bool = False,
     shares_device: bool = False,
 ) -> Plan:
     """Chooses the fastest legal tile whose cubin is there, or the user's, which is never swapped.
@@ -222,7 +219,8 @@ def plan(
       arch: the device to plan for.
       tile: the only candidate, if given; ValueError if it is not legal. None: XLA may be the better choice
         (`why_not_padded`).
-      missing: why a variant's cubin cannot be had, or None.
+      missing: why a variant's cubin cannot be had, or None. Of a product in parts of k, what is missing is not priced:
+        that is one of several looks at a product, and none that a kernel would be compiled for.
       among: what to choose from; `candidates` if None.
       record: measured times of the problem's kernels, if there are any; without effect on the user's tile.
       batch_invariant: a row's bits must not depend on how many rows there are (`why_not_invariant`); ValueError for a
@@ -230,8 +228,6 @@ def plan(
       symbols: what the sizes of the problem stand for, if they do: a tile must compute all of these, and is judged by
         the one of `symbols.samples` at which it loses most.
       is_calibrated: False for the cost model alone, as for whoever fits it.
-      in_parts: the batch are parts of one sum, as `Plan` has it. A kernel that is missing is not priced: this is one of
-        several looks at a product, and none that a kernel would be compiled for.
       shares_device: other kernels want SMs meanwhile, as those of collectives do over a mesh.
     """
     given = None if tile is None else Candidate(tile, problem)
@@ -242,7 +238,7 @@ def plan(
     elif among is None:
         among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
     times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
-    found = [_judge(candidate, arch, missing, times, batch_invariant, symbols, in_parts) for candidate in among]
+    found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
     found = found if symbols else _without_idle(found, arch)
     known = calibration.of(arch) if is_calibrated and not symbols else None
     found = _over_range(found, arch, symbols) if symbols else _corrected(found, arch, known)
@@ -280,7 +276,6 @@ def plan(
         stream=stream,
         stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,
         rounds=rounds(best.tile, _expected_us(best)) if shares_device else 1,
-        in_parts=in_parts,
         record=source,
     )
 
@@ -299,13 +294,6 @@ def why_not_invariant(candidate: Candidate) -> str | None:
     return None
 
 
-def why_not_in_parts(candidate: Candidate) -> str | None:
-    """One sentence if it cannot read parts that lie side by side in rows."""
-    if candidate.tile.direct and "k" in (candidate.problem.a_major, candidate.problem.b_major):
-        return "its threads find a k-major row from k alone, and these rows have other parts between"
-    return None
-
-
 def _judge(
     candidate: Candidate,
     arch: Arch,
@@ -313,14 +301,13 @@ def _judge(
     times: Mapping[tuple[str, bool], float],
     batch_invariant: bool,
     symbols: Symbols | None,
-    in_parts: bool,
 ) -> Candidate:
     tile, problem = candidate.tile, candidate.problem
-    if reason := _why_not(candidate, arch, batch_invariant, symbols) or (in_parts and why_not_in_parts(candidate)):
+    if reason := _why_not(candidate, arch, batch_invariant, symbols):
         return dataclasses.replace(candidate, reason=reason)
     variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
     reason, us = missing(variant), times.get((str(tile), candidate.swapped))
-    if in_parts and reason:
+    if problem.whole_k and reason:
         return dataclasses.replace(candidate, reason=reason)
     return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
 

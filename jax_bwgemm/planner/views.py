@@ -70,16 +70,6 @@ class View:
     def has_other(self) -> tuple[bool, bool]:
         return len(self.rows) > 1, len(self.columns) > 1
 
-    def in_parts(self, count: int) -> View:
-        """Of a batch of one, with as many parts of k for the batch. They follow each other in an operand that has k's
-        modes first, and lie side by side in the rows of one that has them last: (rows, l, k)."""
-        k = self.k // count
-        own = [
-            tuple(dataclasses.replace(way, shape=_in_parts(way, count, k)) for way in ways)
-            for ways in (self.rows, self.columns)
-        ]
-        return dataclasses.replace(self, k=k, batch=count, rows=own[0], columns=own[1])
-
     def problem(
         self, a_dtype: str, b_dtype: str, out_dtype: str, epilogue: Epilogue, promoted: bool, symmetric: bool = False
     ) -> Problem:
@@ -91,11 +81,6 @@ class View:
             "k" if b.major == "k" else "n", a.shape[0], b.shape[0], epilogue, promoted=promoted,
             symmetric=symmetric,
         )  # fmt: skip
-
-
-def _in_parts(way: Way, count: int, k: int) -> Shape:
-    _, slow, fast = way.shape
-    return (slow, count, k) if way.major == "k" else (count, k, fast)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -328,7 +328,7 @@ def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
 def _of_parts(asked: Asked, arch: Arch, route: Route, problem: Problem, count: int) -> Attempt | None:
     """By the route of the whole, which has no other passes before it."""
     divided = parts.divided(problem, count)
-    decision = decide(divided, asked.device, None, asked.is_emulated, in_parts=True, shares_device=asked.shares_device)
+    decision = decide(divided, asked.device, None, asked.is_emulated, shares_device=asked.shares_device)
     if decision.entry is None:
         return None
     own = dataclasses.replace(route, problem=divided).to(decision.entry.variant.tile)

@@ -35,14 +35,12 @@ def decide(
     is_emulated: bool = False,
     batch_invariant: bool = False,
     symbols: Symbols | None = None,
-    in_parts: bool = False,
     shares_device: bool = False,
 ) -> Decision:
     """What runs `problem` on `device` (None: the first CUDA device of this process), or in the emulator as there.
 
-    `in_parts` as `plan` takes it: then nothing that was measured counts, for it was of other operands. `shares_device`
-    as it does, too. ValueError if
-    `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant` and `symbols`.
+    `shares_device` as `plan` takes it. Of a product in parts of k nothing that was measured counts, for it was of other
+    operands. ValueError if `tile` cannot compute `problem`, or not as `plan` takes `batch_invariant` and `symbols`.
     """
     arch = target_arch(device)
     if isinstance(arch, str):
@@ -50,7 +48,7 @@ def decide(
     if reason := why_not_asked(problem, symbols):
         return Decision(reason=reason)
     missing = _missing_ptx if is_emulated else _missing
-    known = None if symbols or in_parts else measurements(problem, arch)
+    known = None if symbols or problem.whole_k else measurements(problem, arch)
     chosen = plan(
         problem,
         arch,
@@ -59,7 +57,6 @@ def decide(
         record=known,
         batch_invariant=batch_invariant,
         symbols=symbols,
-        in_parts=in_parts,
         shares_device=shares_device,
     )
     blocked = why_not_launched(is_emulated)

@@ -10,7 +10,7 @@ import dataclasses
 from jax_bwgemm.facts.epilogue import UP
 from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.padding import contiguous, padded_shape
-from jax_bwgemm.facts.recipe import Attribute, Buffer, Recipe
+from jax_bwgemm.facts.recipe import Attribute, Buffer
 from jax_bwgemm.facts.resources import direct_smem_bytes, workspace_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.order import RASTER_ORDERS
@@ -45,7 +45,7 @@ def request(plan: Plan, entry: Entry, max_clusters: int | None = None) -> Reques
     clusters = concurrent_clusters(tile, plan.arch) if max_clusters is None else max_clusters
     arrays = [
         (buffer.is_result, Array(buffer.dtype, _shape(buffer, plan, workspace_bytes(tile, clusters))))
-        for buffer in _recipe(plan, entry).buffers
+        for buffer in entry.recipe.buffers
     ]
     operands = tuple(array for is_result, array in arrays if not is_result)
     return Request(_attributes(plan, entry), operands, tuple(array for is_result, array in arrays if is_result))
@@ -71,6 +71,7 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "stream_clusters": plan.stream.clusters,
         "tile_grid": _tile_grid(tile, entry.variant.c_major),
         "rounds": plan.rounds,
+        "parts": plan.problem.batch if plan.problem.whole_k else 1,
         "pdl": int(plan.pdl),
         "raster_group": plan.raster_group,
         "raster_along_n": plan.raster_along_n,
@@ -79,22 +80,8 @@ def _attributes(plan: Plan, entry: Entry) -> dict[str, Attribute]:
         "b_l2": plan.b_l2,
         "c_l2": plan.c_l2,
         **dict(plan.problem.epilogue.scalars),
-        **_recipe(plan, entry).texts(),
+        **entry.recipe.texts(),
     }
-
-
-def _recipe(plan: Plan, entry: Entry) -> Recipe:
-    """The kernel's, which knows of no parts: where they lie is the tensor maps' affair."""
-    if not plan.in_parts:
-        return entry.recipe
-    return dataclasses.replace(entry.recipe, buffers=tuple(map(_side_by_side, entry.recipe.buffers)))
-
-
-def _side_by_side(buffer: Buffer) -> Buffer:
-    """A k-major operand has its parts in each of its rows: (rows, l, k)."""
-    if buffer.is_result or not buffer.dims[-1].startswith("k"):
-        return buffer
-    return dataclasses.replace(buffer, dims=(buffer.dims[1], "l", "k"))
 
 
 def _tile_grid(tile: Tile, c_major: str) -> int:
@@ -116,7 +103,5 @@ def _shape(buffer: Buffer, plan: Plan, num_bytes: int) -> tuple[int, ...]:
     if buffer.role in ("a", "b", UP.role) and not buffer.is_result:
         operand = "a" if buffer.role == "a" else "b"
         batch, rows, elements = padded_shape(p, operand)
-        if buffer.dims[1] == "l":
-            return rows, batch, elements
         return batch, rows, elements if "+" in buffer.dims[-1] else contiguous(p, operand)
     return buffer.shape({"l": p.batch, "m": p.m, "n": p.n, "bytes": num_bytes})

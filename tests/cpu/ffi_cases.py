@@ -90,18 +90,10 @@ class Call:
 
 
 def walk(call: Call, names: Iterable[str]) -> Call:
-    """It takes these of a walk of k tiles of 64, too, behind all other leaves."""
+    """It takes these of a walk of k tiles of 64, too, behind all other leaves, and `k_step`."""
     end = max(at + size for _, at, size in call.leaves)
-    sources = "walk:k_tiles/64", *(f"walk:{name}" for name in names if name != "k_tiles")
+    sources = "walk:k_step/64", *(f"walk:{name}" for name in names)
     call.leaves += [[source, end + 4 * i, 4] for i, source in enumerate(sources)]
-    return call
-
-
-def side_by_side(call: Call) -> Call:
-    """Its a, of (l, m, k), is given as (m, l, k): the same sizes, other strides."""
-    batch, rows, k = call.a.dims
-    call.rules["a"] = call.rules["a"].replace("[l?,m,k+]", "[m,l,k]")
-    call.a.dims[:] = rows, batch, k
     return call
 
 

@@ -312,6 +312,21 @@ def test_an_interrupt_leaves_a_manifest_of_what_is_done(
     assert verify(tmp_path) == []
 
 
+def test_a_build_that_is_killed_has_left_a_manifest_of_what_was_done(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands while the build goes on."""
+    found: list[int] = []
+
+    def look(num_done: int, num_all: int) -> None:
+        found.append(len(Manifest.load(tmp_path).entries) if num_done > 1 else 0)
+
+    monkeypatch.setattr(make, "BATCH", 1)
+    monkeypatch.setattr(make, "SAVED_SECONDS", 0.0)
+    make.build(VARIANTS, tmp_path, progress=look)
+    assert found == list(range(len(VARIANTS)))
+
+
 def test_foreign_files_stay(fake_worker: FakeWorker, tmp_path: Path) -> None:
     """Whatever they are called: what goes is what the manifest listed, or the build was asked for."""
     foreign = ("notes.txt", "sm_90a_mine.cubin", "sm_90a_notes.txt", f"{VARIANTS[0].name}.cubin.bak", "x.cubin.12")

@@ -63,17 +63,6 @@ def test_tensor_maps_name_the_contiguous_dimension_first() -> None:
     ]
 
 
-def test_matrices_of_a_batch_may_lie_side_by_side() -> None:
-    """Two of k 4096 in each of the 1000 rows of 16384 bytes: the kernel's coordinates stay (k, row, matrix)."""
-    call = ffi_cases.side_by_side(ffi_cases.request())
-    plan, before = call.plan(), ffi_cases.request().plan()
-    a = call.use(plan, "a").map
-    assert (list(a.dims), list(a.stride_bytes), list(a.box)) == ([4096, 1000, 2], [16384, 8192], [64, 128, 1])
-    assert struct.unpack("<i", call.leaf(plan, "a_batch_step")) == (1,)
-    assert (list(plan.grid), bytes(plan.param_block)) == (list(before.grid), bytes(before.param_block))
-    assert list(call.use(plan, "b").map.stride_bytes) == list(call.use(before, "b").map.stride_bytes)
-
-
 @pytest.mark.parametrize("c_major", "nm")
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> None:

@@ -197,13 +197,15 @@ def test_errors_of_sizes(request_: dict, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        (dict(k=4100), "multiple of 16 bytes, got 8200 bytes for `a`"),
-        (dict(m=8, n=8, k=2**20, batch=2**20), "less than 2^40 bytes, got 1048576 rows of 2097152 bytes for `a`"),
+        (dict(batch=3, a_batch=1, b_batch=1, parts=2), "`batch` requires 2..2, got 3"),
+        (dict(batch=3, a_batch=1, parts=3), "`parts` requires one matrix of `b`, got 3"),
+        (dict(batch=3, b_batch=1, parts=3), "`parts` requires one matrix of `a`, got 3"),
+        (dict(parts=0), "`parts` requires 1..65535, got 0"),
     ],
 )
-def test_errors_of_matrices_side_by_side(request_: dict, sentence: str) -> None:
+def test_errors_of_parts(request_: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as error:
-        ffi_cases.side_by_side(ffi_cases.request(**request_)).plan()
+        ffi_cases.request(**request_).plan()
     assert sentence in str(error.value)
 
 

@@ -48,7 +48,7 @@ def test_what_a_plan_and_an_entry_say() -> None:
         "variant": ENTRY.name, "entry": "kernel_symbol", "target": "sm_90a", "cubin_sha256": ENTRY.cubin_sha256,
         "cta_m": 128, "mma_n": 256, "out_n": 256, "cluster_m": 2, "cluster_n": 1, "cluster_k": 1, "num_threads": 384,
         "smem_bytes": ENTRY.smem_bytes, "stream_tiles": 7, "stream_clusters": 9, "tile_grid": 0, "rounds": 1,
-        "pdl": 1,
+        "parts": 1, "pdl": 1,
         "raster_group": 4, "raster_along_n": 1, "raster_order": 1, "a_l2": "evict_first", "b_l2": "normal",
         "c_l2": "evict_last", "alpha": 0.5,
     }  # fmt: skip

@@ -16,10 +16,13 @@ sizes = st.integers(1, 40_000)
 
 
 def walked(call: ffi_cases.Call, names: list[str]) -> dict[str, int]:
-    """What the launcher packs for these, and for the k tiles."""
+    """What the launcher packs for these, and for the step between parts of k, which is 0 unless there are any."""
     block = ffi_cases.walk(call, names).plan().param_block
     leaves = [(source.removeprefix("walk:"), at) for source, at, _ in call.leaves if source.startswith("walk:")]
-    return {name.removesuffix("/64"): int.from_bytes(block[at : at + 4], "little") for name, at in leaves}
+    found = {name.removesuffix("/64"): int.from_bytes(block[at : at + 4], "little") for name, at in leaves}
+    if call.attributes.get("parts", 1) == 1:
+        assert found.pop("k_step") == 0
+    return found
 
 
 @given(
@@ -66,10 +69,21 @@ def test_an_order_by_hand() -> None:
     """1000 rows are 4 cluster tiles of 256, 520 columns 3: groups of 3 rows, so the second has the last one."""
     call = ffi_cases.request(batch=2, raster_group=3, raster_along_n=0)
     assert walked(call, ["tiles", "matrix", "group", "rows", "last_rows", "last_group", "across", "rows_shift"]) == {
-        "k_tiles": 64, "tiles": 24, "matrix": 12, "group": 9, "rows": 3, "last_rows": 1, "last_group": 1, "across": 3,
+        "tiles": 24, "matrix": 12, "group": 9, "rows": 3, "last_rows": 1, "last_group": 1, "across": 3,
         "rows_shift": 2,
     }  # fmt: skip
     assert tile_order(4, 3, 3, 0).rows == divisor(3) == Divisor(3, -(-(2**33) // 3), 2)
+
+
+@pytest.mark.parametrize(("k", "parts", "k_tiles"), [(4096, 4, 16), (4104, 4, 17), (14312, 13, 18), (128, 2, 1)])
+def test_parts_of_k_have_as_many_k_tiles_but_the_last(k: int, parts: int, k_tiles: int) -> None:
+    """Each begins behind the one before; tiles are those of all parts."""
+    call = ffi_cases.request(k=k, batch=parts, a_batch=1, b_batch=1, parts=parts)
+    tiles = 4 * 3 * parts
+    assert walked(call, ["k_tiles", "tiles"]) == {"k_tiles": k_tiles, "tiles": tiles, "k_step": k_tiles}
+    assert (parts - 1) * k_tiles < -(-k // 64) <= parts * k_tiles
+    plan = call.plan()
+    assert plan.num_cluster_tiles == tiles and list(call.use(plan, "a").map.dims) == [k, 1000, 1]
 
 
 @given(by=st.integers(1, INT32_MAX), x=st.integers(0, INT32_MAX), times=st.integers(0, INT32_MAX))
@@ -90,13 +104,13 @@ def test_a_divisor_at_its_ends(by: int) -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("walk:tiles", "`walk:tiles` requires a parameter such as walk:k_tiles/64, got none"),
+        ("walk:tiles", "`walk:tiles` requires a parameter such as walk:k_step/64, got none"),
         ("walk:columns", "`params` requires texts such as .*, got walk:columns"),
         ("walk:rows_divisor", "`params` requires texts such as .*, got walk:rows_divisor"),
         ("walk:_shift", "`params` requires texts such as .*, got walk:_shift"),
-        ("walk:k_tiles", "`params` requires texts such as .*, got walk:k_tiles"),
-        ("walk:k_tiles/0", "`params` requires texts such as .*, got walk:k_tiles/0"),
-        ("walk:k_tiles/64/2", "`params` requires texts such as .*, got walk:k_tiles/64/2"),
+        ("walk:k_step", "`params` requires texts such as .*, got walk:k_step"),
+        ("walk:k_step/0", "`params` requires texts such as .*, got walk:k_step/0"),
+        ("walk:k_step/64/2", "`params` requires texts such as .*, got walk:k_step/64/2"),
     ],
 )
 def test_a_walk_that_cannot_be_read(source: str, sentence: str) -> None:

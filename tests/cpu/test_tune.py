@@ -25,7 +25,7 @@ from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import Epilogue, chain, parse
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW, Tile
-from jax_bwgemm.planner import measured
+from jax_bwgemm.planner import measured, parts
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.decision import Decision, kernels, measurements
@@ -268,6 +268,17 @@ def test_products_of_layers_are_what_was_said() -> None:
         of_weights, rows = ((m, n), k) if problem.a_major == "m" else ((n, k), m)
         assert rows in regret.ROWS and (frozenset(of_weights) in layers or m == n == k)
     assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
+
+
+def test_products_of_parts_are_some_that_are_looked_at() -> None:
+    problems = regret.sample_of_parts(60, 1, H200)
+    assert problems[:10] == regret.sample_of_parts(10, 1, H200) and problems != regret.sample_of_parts(60, 2, H200)
+    for problem in problems:
+        asked = dataclasses.replace(parts.whole(problem), out_dtype="bfloat16")
+        assert problem.batch in parts.counts(asked, H200, regret.MAX_ROOFLINE_US)
+        assert problem == parts.divided(asked, problem.batch)
+    assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
+    assert 0 < sum(problem.whole_k % 8 != 0 for problem in problems) < 30
 
 
 def test_what_is_expected_to_be_slow_is_not_timed(artifacts_dir: Path) -> None:

@@ -66,20 +66,12 @@ def test_views(text: str, sizes: str, want: tuple[Any, ...]) -> None:
     assert problem.a_dtype == ("float32" if found.flips else "float16")
 
 
-@pytest.mark.parametrize(
-    ("text", "rows", "columns"),
-    [
-        ("mk,kn->mn", (6, 2, 4), (2, 4, 5)),
-        ("km,nk->mn", (2, 4, 6), (5, 2, 4)),
-        ("skm,skn->mn", (2, 12, 6), (2, 12, 5)),
-    ],
-)
-def test_parts_of_k_are_a_batch(text: str, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
-    """In front of k where it comes first, else between the rows and what is left of k."""
-    found = viewed(text, sized("s3 m6 k8 n5")).in_parts(2)
-    assert (found.batch, found.m, found.n, found.k) == (2, 6, 5, rows[1] if rows[0] == 2 else rows[2])
-    assert (found.rows[0].shape, found.columns[0].shape) == (rows, columns)
-    assert not found.moves
+@pytest.mark.parametrize(("sizes", "major"), [("m4 k5 n1", "k"), ("m4 k1 n6", "mn")])
+def test_a_vector_has_the_major_of_its_own_modes(sizes: str, major: str) -> None:
+    """However it is written, and whatever it was before a transpose: there is no other."""
+    for text, source in (("mk,nk->mn", "kn"), ("mk,kn->mn", "nk"), ("mk,nk->mn", None)):
+        found = viewed(text, sized(sizes), (None, source))
+        assert [way.major for way in found.columns] == [major] and not found.has_other[1] and not found.moves
 
 
 def test_what_lies_before_a_transpose_is_another_way() -> None:

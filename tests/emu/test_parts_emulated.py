@@ -1,5 +1,4 @@
-"""k in parts by kernels that ship, in the emulator, against float64: of parts that follow each other, and of parts that
-lie side by side in rows."""
+"""k in parts by kernels that ship, in the emulator, against float64: of any k, whose last part is what is left."""
 
 from __future__ import annotations
 
@@ -64,18 +63,28 @@ KINDS = [("bfloat16", form) for form in ("tn", "nn", "nt", "tt")] + [("float16",
 
 @pytest.mark.parametrize(("dtype", "form"), KINDS)
 def test_every_major(dtype: str, form: str) -> None:
-    """Parts of 136 of k: two k tiles and a piece, behind which the next part lies."""
-    a, b = stored(form, 72, 40, 3 * 136, dtype)
+    """Parts of three k tiles of 64, and 24 terms that are left. What lies behind the last one's is the next row."""
+    a, b = stored(form, 72, 40, 408, dtype)
     found, out = names(product(form), a, b)
     assert len(found) == 1 and "_f32_" in found[0]
     assert relative_error(out, exact(form, a, b)) <= BOUNDS[dtype]
     assert np.array_equal(names(product(form), a, b)[1].view(np.uint16), out.view(np.uint16))
 
 
-@pytest.mark.parametrize(("form", "m", "n"), [("nt", 73, 37), ("nt", 1, 130), ("nn", 200, 37), ("tn", 73, 40)])
-def test_odd_sizes(form: str, m: int, n: int) -> None:
-    """Results whose rows TMA cannot step over; an operand that is padded first."""
-    a, b = stored(form, m, n, 3 * 72, "bfloat16")
+@pytest.mark.parametrize(
+    ("form", "m", "n", "k"),
+    [
+        ("nt", 73, 37, 216),
+        ("nt", 73, 37, 331),
+        ("nt", 1, 130, 129),
+        ("nn", 200, 37, 331),
+        ("tn", 73, 40, 216),
+        ("tn", 73, 72, 129),
+    ],
+)
+def test_odd_sizes(form: str, m: int, n: int, k: int) -> None:
+    """Results whose rows TMA cannot step over; operands that are padded first; a last part of one term."""
+    a, b = stored(form, m, n, k, "bfloat16")
     found, out = names(product(form), a, b)
     assert any("_f32_" in name for name in found)
     assert relative_error(out, exact(form, a, b)) <= BOUNDS["bfloat16"]
@@ -91,6 +100,31 @@ def test_what_follows_the_sum_is_rounded_once(form: str) -> None:
     assert len(found) == 1 and relative_error(out, want) <= BOUNDS["bfloat16"]
     found, out = names(product(form, out_dtype=jnp.float32), a, b)
     assert "_f32_" in found[0] and relative_error(out, exact(form, a, b)) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("form", ["tn", "nn", "nt"])
+def test_a_part_of_k_may_be_a_stranger_to_the_others(form: str) -> None:
+    """A part that took a term of its neighbour's, or none of its own, would be far off."""
+    a, b = stored(form, 72, 72, 331, "bfloat16")
+    scales = np.repeat([1.0, 2.0**10, 2.0**20], 128)[:331]
+    a = jnp.asarray(np.asarray(a, np.float32) * (scales if form[0] == "n" else scales[:, None]), "bfloat16")
+    _, out = names(product(form, out_dtype=jnp.float32), a, b)
+    for first in (0, 128, 256):
+        own = np.zeros(331)
+        own[first : first + 128] = 1
+        part = jnp.asarray(np.asarray(a, np.float32) * (own if form[0] == "n" else own[:, None]), "bfloat16")
+        _, alone = names(product(form, out_dtype=jnp.float32), part, b)
+        assert relative_error(alone, exact(form, part, b)) <= BOUNDS["float32"]
+    assert relative_error(out, exact(form, a, b)) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("form", ["tn", "nn", "nt"])
+def test_a_direct_tile_has_parts_too(form: str) -> None:
+    """Of rows that start anywhere, in a launch that has stages for one part."""
+    a, b = stored(form, 73, 9, 331, "bfloat16")
+    found, out = names(product(form), a, b)
+    assert len(found) == 1 and "_direct_" in found[0] and "_f32_" in found[0]
+    assert relative_error(out, exact(form, a, b)) <= BOUNDS["bfloat16"]
 
 
 def test_a_weights_gradient_of_a_layer() -> None:

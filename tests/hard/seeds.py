@@ -31,7 +31,7 @@ def products() -> Iterator[ffi_cases.Call]:
     yield request(n=521, k=4000, majors="kk", dtypes=("int8", "uint8", "int32"), store="threads")
     yield request(m=1, n=16, k=8, batch=1, has_bias=True, cluster_m=1)
     yield request(batch=3, a_batch=1)
-    yield ffi_cases.side_by_side(request(batch=3))
+    yield request(batch=3, a_batch=1, b_batch=1, parts=3)
     yield request(cluster_m=4, cluster_n=4)
     yield request(cluster_m=1, cluster_k=4)
     yield request(**workspace)

@@ -166,6 +166,11 @@ HOPPER_HALF = _tiles(
     "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x96 1x4 pingpong, 64x128 4x1 pingpong, "
     "128x64 4x1 pingpong, 64x64 streamk, 128x128 4x2 pingpong"
 )  # of float16, and with float32 results
+HOPPER_PARTS = {
+    "kn": _tiles("64x64 4x2 pingpong, 128x64 2x4 pingpong, 128x32 4x1 pingpong"),
+    "kk": _tiles("64x64 2x2 pingpong, 192x96 2x2"),
+    "mn": _tiles("64x64 2x2 pingpong, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 128x64 2x4 pingpong"),
+}  # with float32 results, of k in parts: those that 338 of an H200 would miss most
 HOPPER_F16 = _tiles("128x256, 128x64")
 HOPPER_HALF_SWAPPED = _tiles(
     "64x16 streamk, 64x32 4x1 pingpong, 128x160 2x1, 64x128 4x1 pingpong, 128x64 4x1 pingpong, 64x96 4x2 pingpong"
@@ -200,7 +205,8 @@ ROWS = {
         *(Row(tiles, BF16_ONLY, (majors[:2],), c_major=majors[2]) for majors, tiles in HOPPER_PLAIN.items()),
         Row(HOPPER_HALF, F16_OR_F32, MAJORS),
         Row(HOPPER_F16, F16_ONLY, MAJORS),
-        Row(_tiles("128x192 2x1"), ((BF16, BF16, F32),), WEIGHTS),
+        Row(_tiles("128x192 2x1, 192x192 1x2"), ((BF16, BF16, F32),), WEIGHTS),
+        *(Row(tiles, ((BF16, BF16, F32),), (majors,)) for majors, tiles in HOPPER_PARTS.items()),
         Row(HOPPER_HALF_SWAPPED, F16_OR_F32, ("mk", "kk"), c_major="m"),
         Row(_tiles("64x16 streamk, 64x96 4x2 pingpong"), F16_OR_F32, WEIGHTS, c_major="m"),
         Row(HOPPER_F16_SWAPPED, F16_ONLY, ("mk", "kk", "mn"), c_major="m"),

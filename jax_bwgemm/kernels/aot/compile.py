@@ -71,8 +71,8 @@ def params(variant: Variant, gemm: Any) -> tuple[tuple[str, int], ...]:
     tile = variant.tile
     order = [] if tile.direct else [_walk_source(name, tile) for name in Order._fields]
     shares = [_walk_source(name, tile) for name in Shares._fields] if tile.stream_k else []
-    stream = [*shares, *(_source(name, at) for name in ("workspace", "token"))] if tile.stream_k else []
-    sizes, hints = ([_source(name, at) for name in bundle._fields] for bundle in (Sizes, Hints))
+    stream = [*shares, *(_source(name, at, tile.k_tile) for name in ("workspace", "token"))] if tile.stream_k else []
+    sizes, hints = ([_source(name, at, tile.k_tile) for name in bundle._fields] for bundle in (Sizes, Hints))
     named = *sizes, *order, *hints, *stream
     epilogue = [f"ptr:{at[name]}" if name in at else f"float:{name}" for name in gemm.epilogue.params]
     return tuple((source, leaf_bytes(source)) for source in (*moved, *named, *epilogue))
@@ -90,12 +90,14 @@ def _moved(variant: Variant) -> list[str]:
     return operands + results + mirrored + [f"tma:{at[x.role]}" for x in variant.steps.operands if x.place == "mn"]
 
 
-def _source(name: str, at: dict[str, int]) -> str:
+def _source(name: str, at: dict[str, int], k_tile: int) -> str:
     """Of a parameter by its name in the kernel: a size, or what concerns a buffer."""
     if name in ("m", "n", "k", "batch"):
         return f"size:{name}"
     if name == "token":
         return name
+    if name == "k_step":
+        return f"walk:{name}/{k_tile}"
     if name in at:
         return f"ptr:{at[name]}"
     if name.endswith("_batch_step"):
@@ -107,8 +109,6 @@ def _walk_source(name: str, tile: Tile) -> str:
     """Of an integer of the plan, or of one that the launcher works out. Operands of an epilogue may have such names."""
     if name in RANGES:
         return f"int:{name}{RANGES[name]}"
-    if name == "k_tiles":
-        return f"walk:{name}/{tile.k_tile}"
     return "walk:triangle" if name == "tiles" and tile.symmetric else f"walk:{name}"
 
 

@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from jax_bwgemm.runtime.artifacts import (
 
 LOCK_NAME = ".lock"
 BATCH = 16  # kernels that one start of the disassembler serves; more would make the progress bar jump
+SAVED_SECONDS = 60.0  # of work that a build loses, at most, if it is killed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,8 @@ def build(
     """Brings `out` up to date for `variants`, after any other build there, for which `on_wait` is called.
 
     `jobs`: processes, one a CPU by default; 0 compiles in this one. The manifest lists current kernels only, also after
-    an interrupt. `whole`: targets of which `variants` are all; what else `out` has of them goes. OSError where `out`
-    cannot be written.
+    an interrupt, and of a build that is killed those of SAVED_SECONDS before. `whole`: targets of which `variants` are
+    all; what else `out` has of them goes. OSError where `out` cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     with _files.locked(out / LOCK_NAME, on_wait):
@@ -86,12 +88,16 @@ def _build(
     stale = [variant for variant in variants if variant.name not in current]
     built: dict[str, Entry | RepackEntry] = {}
     failures: list[Failure] = []
+    saved = time.monotonic()
     try:
         with contextlib.closing(_run(_batches(stale, max(1, jobs)), out, digests, jobs)) as batches:
             for results in batches:
                 built |= {result.name: result for result in results if not isinstance(result, Failure)}
                 failures += [result for result in results if isinstance(result, Failure)]
                 progress(len(built) + len(failures), len(stale))
+                if time.monotonic() - saved > SAVED_SECONDS:
+                    write_manifest(out, tuple((current | built).values()), sources.dsl_version())
+                    saved = time.monotonic()
     finally:
         entries = tuple((current | built).values())
         if stale or current.keys() != before:
