@@ -65,6 +65,10 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(192, 128, cluster_m=2, cluster_n=4, stream_k=True),
+    Tile(64, 224, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 128, cluster_m=2),
+    Tile(128, 96, cluster_m=4),
+    Tile(192, 128, cluster_m=2, cluster_n=2),
 )  # for some shapes only
 # Tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of

@@ -134,7 +134,7 @@ HOPPER_PLAIN = {
         "64x32 4x1 streamk, 128x32 4x1 pingpong, 128x128 4x2 pingpong, 128x96 4x2 pingpong, 128x160 4x2 streamk, "
         "128x128 4x2 streamk, 128x192 4x2 pingpong, 128x96 1x4 pingpong, 128x192 2x1 streamk, 128x16 streamk, "
         "64x48 1x1x8, 64x128 1x1x4, 192x192 1x2, 64x32 4x1 pingpong, 64x64 1x4 pingpong, 64x128 4x2 pingpong, "
-        "64x64 4x2 streamk"
+        "64x64 4x2 streamk, 64x224 4x2 pingpong, 128x128 2x1"
     ),  # gradients of weights, whose sums run over the rows of both operands
     "mkm": _tiles(
         "128x16, 128x32, 128x64, 256x64, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, "
@@ -168,8 +168,8 @@ HOPPER_HALF = _tiles(
 )  # of float16, and with float32 results
 HOPPER_PARTS = {
     "kn": _tiles("64x64 4x2 pingpong, 128x64 2x4 pingpong, 128x32 4x1 pingpong"),
-    "kk": _tiles("64x64 2x2 pingpong, 192x96 2x2"),
-    "mn": _tiles("64x64 2x2 pingpong, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 128x64 2x4 pingpong"),
+    "kk": _tiles("64x64 2x2 pingpong, 192x96 2x2, 192x128 2x2"),
+    "mn": _tiles("64x64 2x2 pingpong, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 128x64 2x4 pingpong, 128x96 4x1"),
 }  # with float32 results, of k in parts: those that 338 of an H200 would miss most
 HOPPER_F16 = _tiles("128x256, 128x64")
 HOPPER_HALF_SWAPPED = _tiles(
