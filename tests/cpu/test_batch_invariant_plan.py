@@ -86,7 +86,8 @@ def test_what_is_chosen_does_not_depend_on_the_rows(data: st.DataObject) -> None
 def test_by_price_it_would() -> None:
     """Without it, few rows have other kernels, which divide k, and XLA the shortest sums."""
     few = choose(Asked(Problem(64, 4096, 14400), "h200")).plan
-    assert few is not None and few.tile is not None and (few.tile.cluster_k > 1 or few.tile.stream_k or few.swapped)
+    assert few is not None and few.tile is not None
+    assert few.problem.whole_k or few.tile.cluster_k > 1 or few.tile.stream_k or few.swapped
     assert all(kind(chosen(Problem(m, 4096, 14400), "h200"))[0] for m in ROWS)
     padded = Problem(16, 50257, 768)
     assert "XLA is done before" in (choose(Asked(padded, "h200")).reason or "")

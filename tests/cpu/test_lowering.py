@@ -60,6 +60,7 @@ def test_attributes(artifacts_dir):
         "stream_clusters": "1 : i32",
         "tile_grid": "0 : i32",
         "rounds": "1 : i32",
+        "parts": "1 : i32",
         "pdl": "1 : i32",
         "buffers": "a:bfloat16[l?,m,k+]%16 b:bfloat16[l?,k,n+]%16 -> out:float32[l,m,n]%16",
         "tensor_maps": "0:bf16[64,128,1]/128/16 1:bf16[64,32,1]/128/16 2:f32[32,64,1]/128/16",
