@@ -120,6 +120,16 @@ def test_it_holds_for_an_h100() -> None:
     assert found < 0.8 * alone and said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
 
 
+def test_it_holds_for_parts_of_long_sums() -> None:
+    """Of which it has seen none, with kernels of float32 results."""
+    loaded = [load(RESULTS / name) for name in ("h200_parts.json", "h200_parts_held_out.json")]
+    products = [spare.of_what_ships(product, arch.target) for arch, found in loaded for product in found]
+    assert all(product.problem.whole_k for product in products)
+    alone, found = (_said(H200, products, is_calibrated)["mean"] for is_calibrated in (False, True))
+    said = f"Of {len(products)} parts of long sums of an H200 they lose {100 * alone:.1f} and {100 * found:.1f} %"
+    assert found < 0.4 * alone and said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
+
+
 def test_what_streams_in_clusters_of_four_gained() -> None:
     """Among kernels that ship, as docs/hopper.md and the changelog say; tiles in clusters of eight came later."""
     large = Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True)
