@@ -306,7 +306,7 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
 
 
 def _in_parts(asked: Asked, arch: Arch, whole: Attempt) -> Attempt | None:
-    """The best kernel of k in parts, if it and the pass that adds them are predicted to be clearly faster than the
+    """The best kernel of k in parts, if it and the pass that adds them are predicted to be faster, by SOONER, than the
     kernel of the `whole`, which is at hand. What was measured of that one gives way to no prediction."""
     is_fixed = asked.tile or asked.batch_invariant or asked.symbols
     if is_fixed or whole.entry is None or whole.plan is None or whole.plan.record:

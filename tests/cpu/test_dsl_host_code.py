@@ -49,7 +49,7 @@ ADDRESSES = {
 }  # fmt: skip
 STREAM_TILES, STREAM_CLUSTERS = 3, 5
 STREAM = {"workspace": ADDRESSES["workspace"], "token": 0x0123456789ABCDEF}
-INTS = {"m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0}
+INTS = {"m": M, "n": N, "k": K, "batch": BATCH, "a_batch_step": 1, "b_batch_step": 0, "k_step": 0}
 RASTER_GROUP, RASTER = 5, {"raster_along_n": 1, "raster_order": 1}
 POLICIES = {"a_policy": 0x14F0000000000000, "b_policy": 0x12F0000000000000, "c_policy": 0x1000000000000000}
 # evict_last, evict_first, normal
