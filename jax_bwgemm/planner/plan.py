@@ -394,9 +394,9 @@ def _best(judged: tuple[Candidate, ...], arch: Arch, known: Calibration | None) 
 
 
 def _reads(candidate: Candidate, is_measured: bool) -> int:
-    """The less, the fewer bytes MMAs read from shared memory for as many from the L2 cache: wide ones. On an H200
-    12288^3 took 4.8 ms by 192x192, which is predicted to be 0.5 % faster than 128x256, and XLA's 256x128 4.6. Of other
-    families nothing is known."""
+    """The less, the fewer bytes MMAs read from shared memory for as many from the L2 cache: wide ones. 12288^3 took
+    longer than XLA's on an H200 by 192x192, which is predicted to be 0.5 % faster than 128x256 (docs/results.md). Of
+    other families nothing is measured."""
     return -candidate.tile.mma_n if is_measured else 0
 
 

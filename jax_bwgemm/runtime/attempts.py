@@ -34,7 +34,7 @@ from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
 
 CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
-SOONER = 1.02  # parts of k than one kernel, by one model: on an H200 17 of 30 such products, none of which took longer
+SOONER = 1.02  # parts of k than one kernel: both are predicted by one model, whose errors are alike
 XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists: XLA's kernels are about as fast (docs/results.md);
 # and two launches more, since its times for small products differ by as much between processes
 

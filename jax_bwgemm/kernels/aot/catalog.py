@@ -170,7 +170,7 @@ HOPPER_PARTS = {
     "kn": _tiles("64x64 4x2 pingpong, 128x64 2x4 pingpong, 128x32 4x1 pingpong"),
     "kk": _tiles("64x64 2x2 pingpong, 192x96 2x2, 192x128 2x2"),
     "mn": _tiles("64x64 2x2 pingpong, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 128x64 2x4 pingpong, 128x96 4x1"),
-}  # with float32 results, of k in parts: those that 338 of an H200 would miss most
+}  # with float32 results, of k in parts: those that results/regret/h200_parts.json would miss most
 HOPPER_F16 = _tiles("128x256, 128x64")
 HOPPER_HALF_SWAPPED = _tiles(
     "64x16 streamk, 64x32 4x1 pingpong, 128x160 2x1, 64x128 4x1 pingpong, 128x64 4x1 pingpong, 64x96 4x2 pingpong"
