@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv by itself. Requires python3 (3.11+), a C++17 compiler and make.
-#   make demo | test | test-all | test-every | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
+#   make demo | test | test-change | test-all | test-every | test-hard | test-matrix | lint | docs | bench | build | wheel | gpu-check
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,8 @@ DEMO_ONLY := *_bf16_bf16_bf16_knn_*_identity
 JOBS := $(shell nproc)
 MAKEFLAGS += --jobs=2 --no-print-directory  # the library compiles while pip installs
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-every test-hard test-matrix lint docs bench build wheel gpu-check clean matrix-oldest matrix-newest
+.PHONY: demo test test-change test-all test-every test-hard test-matrix lint docs bench build wheel gpu-check clean
+.PHONY: matrix-oldest matrix-newest
 
 # With an NVIDIA GPU, JAX has its plugin for CUDA, and multiplies there: `make demo GPU=` does without.
 GPU := $(or $(wildcard /proc/driver/nvidia/version),$(shell nvidia-smi -L 2>/dev/null))
@@ -37,6 +38,11 @@ test: $(VENV)/test.stamp build
 
 test-all: test
 	$(PYTEST) -m long
+
+# What a change waits for: of what takes longest a third, another one with each commit (tests/shares.py).
+SHARES := 3
+test-change: test
+	JAX_BWGEMM_SHARE=$$(git rev-list --count HEAD 2>/dev/null || echo 0)/$(SHARES) $(PYTEST) -m long
 
 # The library under sanitizers and a failing driver, and much random input: 7 to 9 minutes of two cores.
 FUZZ := 8

@@ -17,6 +17,7 @@ from jax_bwgemm.planner import plan, sooner
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
+from tests.shares import pytest_collection_modifyitems  # noqa: F401 - hook
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it of what it runs in the background: tests
     signal.signal(signal.SIGINT, signal.default_int_handler)  # interrupt what they start, which would inherit that

@@ -31,6 +31,8 @@ NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}  # what arithmetic give
 _SOURCES = {"mad": 3, "fma": 3} | dict.fromkeys(
     ("neg", "abs", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos"), 1
 )  # of all others 2
+_BEYOND_FLOAT32, _HALF_OF_FLOAT32 = np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # bits of a float64's mantissa
+_LEAST_NORMAL = 2.0**-126  # of float32
 _ROUNDING = ("rn", "ftz", "sat", "approx", "full", "rz")
 
 
@@ -56,6 +58,26 @@ def apply(fn: Callable[..., Any], kind: str, bits: int, *args: Value) -> Value:
     return bits_out if is_vector else int(bits_out[0])
 
 
+def apply_once(fn: Callable[..., Any], bits: int, *args: Value) -> Value:
+    """`apply` of float32 where NumPy rounds once itself, as these instructions are most of an epilogue: sums, products
+    and quotients in float32, and fma where a float64 sum of the product, which is exact, rounds like the exact sum."""
+    is_vector = any(isinstance(a, np.ndarray) for a in args)
+    shape, dtype = (NUM_LANES if is_vector else 1), UINT[bits]
+    raw = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else np.full(shape, a, dtype) for a in args]
+    floats = [a.view(np.float32) for a in raw]
+    if fn is not _fma:
+        out = fn(*floats)
+    else:
+        total = floats[0].astype(np.float64) * floats[1] + floats[2]
+        is_half = (total.view(np.uint64) & _BEYOND_FLOAT32) == _HALF_OF_FLOAT32  # perhaps not quite
+        if is_half.any() or ((np.abs(total) < _LEAST_NORMAL) & (total != 0)).any():
+            return apply(fn, "f32", bits, *args)
+        out = total.astype(np.float32)
+    out = out.view(np.uint32) if not np.isnan(out).any() else one_nan(out, "f32")
+    out = out.view(dtype)
+    return out if is_vector else int(out[0])
+
+
 def odd(x: np.ndarray, error: np.ndarray) -> np.ndarray:
     """x + error with an odd last bit, unless it is exact: rounding it again is then harmless."""
     even = x.view(UINT[8 * x.itemsize]) & 1 == 0
@@ -71,7 +93,7 @@ def one_nan(x: np.ndarray, kind: str) -> np.ndarray:
 
 def _flush(x: np.ndarray) -> np.ndarray:
     """Subnormals of float32 become zeros of the same sign (`.ftz`)."""
-    return np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x)
+    return np.where(np.abs(x) < _LEAST_NORMAL, np.copysign(0.0, x), x)
 
 
 def _with_modifiers(fn: Callable[..., Any], mods: list[str]) -> Callable[..., Any]:
@@ -95,7 +117,9 @@ def float_op(d: Decoder, instr: Instr, mods: list[str], fn: Callable[..., Any], 
     if "rz" in mods:
         raise d.unsupported("rounding `.rz` is not modelled")
     names = ", ".join("xyz"[: len(instr.operands) - 1])
-    bound = functools.partial(apply, _with_modifiers(fn, mods), kind, bits)
+    own = _with_modifiers(fn, mods)
+    is_once = kind == "f32" and own in (*_MIXED.values(), np.multiply, np.divide)
+    bound = functools.partial(apply_once, own, bits) if is_once else functools.partial(apply, own, kind, bits)
     return alu.build(d, instr, f"F({names})", bits, bits, bound)
 
 
