@@ -177,8 +177,9 @@ def _sar(bits: int, x: Value, y: Value) -> Value:
 
 
 def int_minmax(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
+    """`.relu`, of s32 alone: no less than 0."""
     d.arity(3)
-    kind, bits = int_type(d, mods)
+    kind, bits = int_type(d, mods, *(["relu"] if mods[-1] == "s32" else []))
     name = instr.opcode.split(".")[0]
     scalar, vector = {"min": (min, np.minimum), "max": (max, np.maximum)}[name]
     flip = 1 << (bits - 1) if kind == "s" else 0
@@ -186,7 +187,10 @@ def int_minmax(d: Decoder, instr: Instr, mods: list[str]) -> Pure:
     def pick(x: Value, y: Value) -> Value:
         x, y = x ^ flip, y ^ flip
         both = isinstance(x, int) and isinstance(y, int)
-        return (scalar(x, y) if both else vector(vec(x, bits), vec(y, bits))) ^ flip
+        found = scalar(x, y) if both else vector(vec(x, bits), vec(y, bits))
+        if "relu" in mods:
+            found = max(found, flip) if both else np.maximum(found, UINT[bits](flip))
+        return found ^ flip
 
     return build(d, instr, "F(x, y)", bits, bits, pick)
 

@@ -38,6 +38,8 @@ BINARY = {
     "min.u32": min,
     "max.s32": lambda x, y: max(signed(x), signed(y)),
     "min.s32": lambda x, y: min(signed(x), signed(y)),
+    "min.relu.s32": lambda x, y: max(min(signed(x), signed(y)), 0),
+    "max.relu.s32": lambda x, y: max(signed(x), signed(y), 0),
     "div.u32": lambda x, y: x // (y | 1),
     "rem.u32": lambda x, y: x % (y | 1),
     "div.s32": lambda x, y: trunc_div(signed(x), signed(y | 1)),
