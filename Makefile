@@ -39,8 +39,8 @@ test: $(VENV)/test.stamp build
 test-all: test
 	$(PYTEST) -m long
 
-# What a change waits for: of what takes longest a third, another one with each commit (tests/shares.py).
-SHARES := 3
+# What a change waits for: of what takes longest a quarter, another one with each commit (tests/shares.py).
+SHARES := 4
 test-change: test
 	JAX_BWGEMM_SHARE=$$(git rev-list --count HEAD 2>/dev/null || echo 0)/$(SHARES) $(PYTEST) -m long
 

@@ -301,7 +301,7 @@ def _choice_lines(plan: Plan | None) -> list[str]:
         "stream": _why_stream(plan, plan.tile) if plan.tile.stream_k else "",
         "order": order,
         "L2": "" if plan.tile.direct else _why_hints(plan),
-        "loads": "by threads, which wait for no descriptor and no barrier, of any rows" if plan.tile.direct else "",
+        "loads": _why_loads(plan.tile),
         "store": _why_store(plan.problem, plan.tile),
         "pad": _why_padding(plan, plan.chosen),
     }
@@ -391,6 +391,12 @@ def _why_hints(plan: Plan) -> str:
     if plan.c_l2 == "normal":
         return ", ".join(found)
     return ", ".join([*found, f"the result {plan.c_l2} (it does not fit)"])
+
+
+def _why_loads(tile: Tile) -> str:
+    if tile.is_thin:
+        return "by threads, into registers: a large matrix is read once, in the aligned 16 bytes that hold its lines"
+    return "by threads, which wait for no descriptor and no barrier, of any rows" if tile.direct else ""
 
 
 def _why_store(problem: Problem, tile: Tile) -> str:

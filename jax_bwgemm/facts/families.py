@@ -18,7 +18,8 @@ FLOAT32_BITS = 24  # of a float32's mantissa
 
 @dataclasses.dataclass(frozen=True)
 class Opcodes:
-    """SASS, as nvdisasm writes it. MMAs are those of floats of 2 or 4 bytes, of floats of 1 byte, and of integers.
+    """SASS, as nvdisasm writes it. MMAs are those of floats of 2 or 4 bytes, of floats of 1 byte, and of integers; and
+    those whose `fragments` are in registers, "" where no kernel has them.
 
     `wait` is what ptxas puts behind each MMA where it serialises them, "" where it never does. `demanded`: what every
     kernel has, beside its MMA. `counted`: what the build counts, modifiers included.
@@ -27,6 +28,7 @@ class Opcodes:
     half: str
     quarter: str
     integer: str
+    fragments: str
     wait: str
     demanded: tuple[str, ...]
     counted: tuple[str, ...]
@@ -134,11 +136,12 @@ HOPPER = Family(
         half="HGMMA",
         quarter="QGMMA",
         integer="IGMMA",
+        fragments="HMMA",
         wait="WARPGROUP.DEPBAR",
         demanded=(),
         counted=(
-            "HGMMA", "QGMMA", "IGMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG", "STG.128",
-            "LDGSTS", "LDGSTS.128", "LDS", "LDSM", "STL", "LDL",
+            "HGMMA", "QGMMA", "IGMMA", "HMMA", "WARPGROUP.DEPBAR", "UTMALDG", "UTMALDG.MULTICAST", "UTMASTG", "STG",
+            "STG.128", "LDGSTS", "LDGSTS.128", "LDS", "LDS.128", "LDSM", "STL", "LDL",
         ),
     ),
     constants=HOPPER_CONSTANTS,
@@ -181,6 +184,7 @@ BLACKWELL = Family(
         half="UTCHMMA",
         quarter="UTCQMMA",
         integer="UTCIMMA",
+        fragments="",
         wait="",
         demanded=("LDTM", "UTCBAR"),
         counted=(

@@ -26,7 +26,8 @@ from jax_bwgemm.facts.resources import (
     store_cols,
     swizzle_atom_bytes,
 )
-from jax_bwgemm.facts.tile import INT32_MAX, MAX_CLUSTER_CTAS, SWIZZLE_BYTES, Tile
+from jax_bwgemm.facts.thin import ROWS
+from jax_bwgemm.facts.tile import INT32_MAX, MAX_CLUSTER_CTAS, SWIZZLE_BYTES, THIN_COLS, Tile
 
 MAX_MATRICES, MAX_RESULTS = 2, 3  # that an epilogue reads and makes, in registers and in buffers beside the stages
 MAX_REDUCTIONS = 4  # each takes registers for the columns or the rows of a thread's box
@@ -134,6 +135,8 @@ def why_not_tile(tile: Tile, problem: Problem, arch: Arch) -> str | None:
     in_bytes, out_bytes = DTYPE_BYTES[problem.a_dtype], DTYPE_BYTES[problem.out_dtype]
     if tile.k_tile * in_bytes != SWIZZLE_BYTES:
         return f"`k_tile` requires {SWIZZLE_BYTES // in_bytes} elements ({SWIZZLE_BYTES} bytes), got {tile.k_tile}"
+    if tile.is_thin:
+        return _why_not_cluster(tile) or _why_not_lacking(tile, arch) or _why_not_thin(tile, problem)
     if reason := _why_not_cluster(tile) or _why_not_mma(tile, problem.a_dtype, arch):
         return reason
     if reason := _why_not_sums(tile, problem, arch):
@@ -230,6 +233,21 @@ def _why_not_direct(tile: Tile, problem: Problem) -> str | None:
     return None
 
 
+def _why_not_thin(tile: Tile, problem: Problem) -> str | None:
+    """Threads hold the matrix in registers and store sums as they are, of all of k."""
+    if reason := _why_not_direct(tile, problem):
+        return reason
+    rows = ROWS[problem.a_major]
+    if tile.cta_m != rows or tile.num_accs > 1 or tile.by_rows or tile.promoted:
+        rule = f"{rows} rows of a matrix that is {problem.a_major}-major, one accumulator and no `by_rows`"
+        return f"{THIN_COLS} columns require {rule}, got {tile}"
+    if tile.cta_m % tile.cluster_k:
+        return f"`cluster_k` requires a divisor of {tile.cta_m} rows, which its CTAs share out, got {tile.cluster_k}"
+    if not problem.epilogue.is_identity or problem.whole_k:
+        return f"{THIN_COLS} columns require no epilogue and all of k, got {problem}"
+    return None
+
+
 def _why_not_by_rows(tile: Tile, problem: Problem) -> str | None:
     """What warps store rows of: sums alone, in registers, whose boxes no other tile has."""
     if not tile.by_rows:
@@ -267,12 +285,18 @@ def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arc
     return None
 
 
+def _why_not_lacking(tile: Tile, arch: Arch) -> str | None:
+    for field, why in arch.family.lacks.items():
+        if getattr(tile, field):
+            return f"`{field}` requires {_having(field)}: {why}, got True"
+    return None
+
+
 def _why_not_mma(tile: Tile, in_dtype: str, arch: Arch) -> str | None:
     """What the family's kernels have, and how many rows and columns their MMAs."""
     of, pairs = arch.family, tile.cta_group
-    for field, why in of.lacks.items():
-        if getattr(tile, field):
-            return f"`{field}` requires {_having(field)}: {why}, got True"
+    if reason := _why_not_lacking(tile, arch):
+        return reason
     if pairs not in of.mma_rows:
         return f"`cta_group` requires {_legal_groups(of, arch.target)}, got {pairs}"
     if tile.pingpong and tile.cluster_k > 1:

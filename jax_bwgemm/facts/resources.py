@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from jax_bwgemm.facts import thin
 from jax_bwgemm.facts.arch import Arch, arch_of, family_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.families import TMEM_LANES
@@ -38,6 +39,8 @@ def storing_warps(tile: Tile, target: str) -> int:
 def num_threads(tile: Tile, target: str, moves: Moves = PLAIN) -> int:
     """Those that store, and the warps that load, multiply or load the residual, where others than these do it."""
     of = family_of(target)
+    if tile.is_thin:
+        return 32 * thin.WARPS
     if tile.direct:
         return 32 * storing_warps(tile, target)
     others = of.load_warps + of.mma_warps + (of.residual_warps if moves.matrices else 0)
@@ -273,6 +276,8 @@ def workspace_bytes(tile: Tile, num_clusters: int) -> int:
 def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """As many stages as shared memory allows beside the barriers and the epilogue's buffers, of which a direct tile has
     none; of its stages, DIRECT_STAGES are enough."""
+    if tile.is_thin:
+        return thin.num_stages(tile)
     if tile.direct:
         room = arch.smem_bytes
         if tile.cluster_k > 1:
@@ -284,6 +289,8 @@ def num_stages(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Mov
 
 def smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, arch: Arch, moves: Moves = PLAIN) -> int:
     """Dynamic shared memory of a launch."""
+    if tile.is_thin:
+        return thin.smem_bytes(tile)
     if tile.direct:
         stages = num_stages(tile, in_dtype, out_dtype, arch, moves)
         return direct_smem_bytes(tile, in_dtype, out_dtype, arch.target, stages)

@@ -5,7 +5,8 @@ Their order is the planner's where nothing else decides.
 
 from __future__ import annotations
 
-from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.facts.thin import ROWS
+from jax_bwgemm.facts.tile import THIN_COLS, Tile
 
 HOPPER_BASE = (
     Tile(128, 256, cluster_m=2),
@@ -199,6 +200,10 @@ HOPPER_DIRECT_SPLIT = (
     Tile(64, 32, cluster_k=8, direct=True),
     Tile(64, 64, cluster_k=8, direct=True),
 )
+HOPPER_THIN = {
+    major: tuple(Tile(rows, THIN_COLS, cluster_k=cluster_k, direct=True) for cluster_k in (1, 8, 2))
+    for major, rows in ROWS.items()
+}  # by a's major
 HOPPER_ROW = (
     Tile(128, 256, cluster_m=2, by_rows=True),
     Tile(128, 256, cluster_m=2, stream_k=True, by_rows=True),
@@ -231,3 +236,7 @@ SWAPPED_DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": (*HOPPER_DIRECT[:2], *HOPPER_DIRECT_SPLIT),
     "blackwell": (),
 }  # the same of few rows
+THIN_TILES: dict[str, tuple[Tile, ...]] = {
+    "hopper": (*HOPPER_THIN["k"], *HOPPER_THIN["m"]),
+    "blackwell": (),
+}  # of a large matrix whose lines begin anywhere and of up to 8 vectors

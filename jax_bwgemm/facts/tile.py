@@ -11,6 +11,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES
 SWIZZLE_BYTES = 128  # the k extent of a stage; a k-major operand's rows are exactly one swizzle span
 MAX_CLUSTER_CTAS = 16  # H100 and B200; above 8 the kernel must opt in, CUDA C++ programming guide, clusters
 FEW = 64  # rows or columns: no MMA has fewer rows, so up to here they are padding, while columns come in steps of 16
+THIN_COLS = 8  # PTX ISA, mma.m16n8k16
 INT32_MAX = 2**31 - 1
 
 
@@ -27,7 +28,8 @@ class Tile:
     second b, so that a thread has the sums of both for the same places of the result. A pair's CTAs load one b each.
     `symmetric`: b is a's transpose; only cluster tiles on and under the diagonal are computed, and those under it are
     stored twice, as they are and mirrored. `direct` (Hopper): for small products; a CTA for each tile, whose threads
-    load the operands themselves, of any row pitch, and store the result, without TMA, barriers in memory or a cluster.
+    load the operands themselves, of any row pitch, and store the result, without TMA, barriers in memory or a cluster;
+    of THIN_COLS columns, for one pass over a large matrix.
     `by_rows`: warps store the rows of an n-major result, where TMA could (where it cannot, every tile does so).
     """
 
@@ -58,6 +60,11 @@ class Tile:
     def cta_m(self) -> int:
         """Rows of A and of the result that a CTA holds."""
         return self.num_accs * self.mma_m // self.cta_group
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether it is for a matrix and a few vectors: its threads read the matrix into registers."""
+        return self.direct and self.mma_n == THIN_COLS
 
     @property
     def load_n(self) -> int:

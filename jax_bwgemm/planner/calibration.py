@@ -64,8 +64,9 @@ def row(tile: Tile, problem: Problem, found: Cost, arch: Arch) -> np.ndarray:
 
 
 def is_covered(tile: Tile, problem: Problem) -> bool:
-    """Whether kernels of this kind were measured: of 2-byte operands, multiplied once and stored once."""
-    return DTYPE_BYTES[problem.a_dtype] == 2 and not (tile.promoted or tile.gated or tile.symmetric)
+    """Whether kernels of this kind were measured: of 2-byte operands, multiplied once and stored once, not thin."""
+    is_other = tile.promoted or tile.gated or tile.symmetric or tile.is_thin
+    return DTYPE_BYTES[problem.a_dtype] == 2 and not is_other
 
 
 def of(arch: Arch) -> Calibration | None:

@@ -49,6 +49,7 @@ from jax_bwgemm.planner.cycles import (
     store_rate,
 )
 from jax_bwgemm.planner.direct import direct_cycles, launch_stages
+from jax_bwgemm.planner.one_pass import thin_cycles
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, waves_and_rest
 
 CLOCK_TOLERANCE_GHZ, CLOCK_STEPS = 1e-4, 32  # of the fixed point: a contraction, since slope * utilisation < clock
@@ -129,7 +130,8 @@ def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     store = store_of(tile, problem)
     if tile.direct:
-        return Schedule(launch_stages(tile, problem, arch), store=store)
+        own = num_stages(tile, problem.a_dtype, problem.out_dtype, arch)
+        return Schedule(launch_stages(tile, problem, arch) or own, store=store)
     return Schedule(
         num_stages(tile, problem.a_dtype, problem.out_dtype, arch, moves_of(tile, problem.epilogue.moves)),
         acc_stages(tile, arch.tmem_cols),
@@ -165,6 +167,8 @@ def memory_bytes(tile: Tile, problem: Problem, arch: Arch, is_grouped: bool = Tr
 
 
 def _launch_cycles(tile: Tile, problem: Problem, arch: Arch, schedule: Schedule, clock: float) -> float:
+    if tile.is_thin:
+        return thin_cycles(tile, problem, arch)
     if tile.direct:
         return direct_cycles(tile, problem, arch) + gate_cycles(tile, problem, arch)
     c, in_bytes = arch.constants, DTYPE_BYTES[problem.a_dtype]

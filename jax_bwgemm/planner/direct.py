@@ -42,7 +42,9 @@ def direct_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
 
 
 def launch_stages(tile: Tile, problem: Problem, arch: Arch, is_k_known: bool = True) -> int:
-    """Those that a launch has room for, as `Plan` has them."""
+    """Those that a launch has room for, as `Plan` has them: 0 for the kernel's own."""
+    if tile.is_thin or not tile.direct:
+        return 0
     most = num_stages(tile, problem.a_dtype, problem.out_dtype, arch)
     return direct_stages(tile, problem.k if is_k_known else None, most)
 

@@ -19,6 +19,7 @@ from jax_bwgemm.facts.shipped import (
     SHIPPED_TILES,
     SWAPPED_DIRECT_TILES,
     SWAPPED_TILES,
+    THIN_TILES,
 )
 from jax_bwgemm.facts.symbols import Symbols, sized, why_not_all
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
@@ -28,6 +29,7 @@ from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.direct import launch_stages
 from jax_bwgemm.planner.measured import Record
+from jax_bwgemm.planner.one_pass import is_plain_half, thin_tiles
 from jax_bwgemm.planner.order import ROUND_US, l2_hints, raster, result_hint, rounds
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, idle
 
@@ -122,11 +124,12 @@ def candidates(
     direct: TileLists = DIRECT_TILES,
     swapped_direct: TileLists = SWAPPED_DIRECT_TILES,
     rows: TileLists = ROW_TILES,
+    thin: TileLists = THIN_TILES,
 ) -> tuple[Candidate, ...]:
     """The tiles that ship, for the problem's dtype, or for its transpose where only that can be read; narrow ones for
     its few columns; if it `is_swappable`, for its transpose, narrow ones for few rows and others for more; direct ones,
     if it `is_small` or `is_raw`, with few rows for its transpose, too; and of a result that TMA would write in parts of
-    sectors, those that store `by_rows`."""
+    sectors, those that store `by_rows`; and thin ones for one pass over a large matrix (`thin_tiles`)."""
     family, swaps = arch.family.name, is_read_swapped(problem, arch)
     asked = needs_promotion(problem, arch), problem.epilogue.is_gated
     fitting = (x for x in shipped[family] if (x.promoted, x.gated) == asked and x.symmetric <= problem.symmetric)
@@ -142,6 +145,8 @@ def candidates(
         for tile, flips in own:
             if tile.cluster_k == 1 or problem.k > tile.cluster_k * tile.k_tile:  # else some have nothing to multiply
                 found.append(_candidate(problem, tile, flips, flips))
+    for flips, seen in ((False, problem), (True, problem.transposed)) if is_plain_half(problem) else ():
+        found += [_candidate(problem, tile, flips, flips) for tile in thin_tiles(seen, thin.get(family, ()))]
     if _is_worth_rows(problem):
         found += [_candidate(problem, tile, False) for tile in rows.get(family, ())]
     return tuple(found)
@@ -274,7 +279,7 @@ def plan(
         c_l2=result_hint(best.tile, largest, arch),
         pdl=pdl,
         stream=stream,
-        stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)) if best.tile.direct else 0,
+        stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)),
         rounds=rounds(best.tile, _expected_us(best)) if shares_device else 1,
         record=source,
     )

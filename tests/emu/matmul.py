@@ -143,7 +143,7 @@ def run_matmul(
 def launch_smem_bytes(facts: Facts, k: int) -> int:
     """Of a direct tile no more than its sums need."""
     tile = facts.variant.tile
-    if not tile.direct:
+    if not tile.direct or tile.is_thin:
         return facts.smem_bytes
     of = facts.variant
     most = facts.smem_bytes // direct_stage_bytes(tile, of.a_dtype)

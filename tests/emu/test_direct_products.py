@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jax_bwgemm
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.runtime import emulated, ffi
 from tests.cases import Case, check, check_case, relative_error
 from tests.emu.shipped import why_any_missing
@@ -51,6 +52,24 @@ def test_majors(majors: str, k: int) -> None:
     check(np.asarray(out), left @ right, "bfloat16")
     flipped = ("m" if majors[1] == "n" else "k") + ("n" if majors[0] == "m" else "k") + "m"
     assert ran in ([majors + "n"], [flipped])  # as it is, or transposed
+
+
+@pytest.mark.parametrize("cluster_k", [1, 8])
+@pytest.mark.parametrize("majors", ["kn", "kk", "mn", "mk"])
+def test_a_matrix_and_few_vectors(majors: str, cluster_k: int) -> None:
+    """By a thin tile, which is the user's here: the planner has one for matrices of 16 MB and more."""
+    tile = Tile(128 if majors[0] == "k" else 120, 8, cluster_k=cluster_k, direct=True)
+    a, b = normal(0, *((131, 167) if majors[0] == "k" else (167, 131))), normal(1, 167, 3)
+    b = b if majors[1] == "n" else jnp.asarray(np.ascontiguousarray(b.T))
+
+    def f(a: jax.Array, b: jax.Array) -> jax.Array:
+        own = a if majors[0] == "k" else a.T
+        return matmul(own, b if majors[1] == "n" else b.T, tile=tile)
+
+    out, ran = direct(f, a, b)
+    left, right = f64(a if majors[0] == "k" else a.T), f64(b if majors[1] == "n" else b.T)
+    check(np.asarray(out), left @ right, "bfloat16")
+    assert ran == [majors + "n"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

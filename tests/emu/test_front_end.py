@@ -47,6 +47,17 @@ def test_entry_facts() -> None:
         ("add.s32 %r1, %r2;", UnsupportedInstruction, "requires 3 operands"),
         ("tcgen05.shift.cta_group::1.down [%r1];", UnsupportedInstruction, "unknown opcode"),
         ("mbarrier.test_wait.b64 %p1, [%r1], %d1;", UnsupportedInstruction, "requires .parity"),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r1};",
+            UnsupportedInstruction,
+            "requires .aligned.m16n8k16",
+        ),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r3}, {%r1};",
+            UnsupportedInstruction,
+            "requires 4 registers of D",
+        ),
+        ("min.relu.u32 %r1, %r2, %r3;", UnsupportedInstruction, "unknown modifier `.relu`"),
     ],
 )
 def test_refusals_name_line_and_reason(body: str, error: type[Exception], words: str) -> None:

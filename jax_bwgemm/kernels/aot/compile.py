@@ -18,6 +18,7 @@ from jax_bwgemm.kernels.operands import IN_DTYPES, OUT_DTYPES, example_tensor
 from jax_bwgemm.kernels.params import Hints, Order, Shares, Sizes
 from jax_bwgemm.kernels.sm90 import Sm90Gemm
 from jax_bwgemm.kernels.sm90_direct import Sm90Direct
+from jax_bwgemm.kernels.sm90_thin import Sm90Thin
 from jax_bwgemm.kernels.sm100 import Sm100Gemm
 
 KERNELS = {"hopper": Sm90Gemm, "blackwell": Sm100Gemm}
@@ -44,10 +45,16 @@ def compile_variant(variant: Variant, dump_dir: Path) -> Compiled:
     )
 
 
+def kernel_class(variant: Variant) -> Any:
+    if variant.tile.is_thin:
+        return Sm90Thin
+    return Sm90Direct if variant.tile.direct else KERNELS[family_of(variant.target).name]
+
+
 def compile_host(variant: Variant, options: str) -> tuple[Any, Any]:
     """(kernel object, CuTeDSL's compiled host function): what `compile_variant` reads and a test links and runs."""
-    gemm = (Sm90Direct if variant.tile.direct else KERNELS[family_of(variant.target).name])(variant)
-    kernel: Any = type(gemm).kernel  # type: ignore[attr-defined]
+    gemm = kernel_class(variant)(variant)
+    kernel: Any = type(gemm).kernel
     kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     is_aligned = variant.store == "tma"
     a = example_tensor(IN_DTYPES[variant.a_dtype], variant.a_major == "k")

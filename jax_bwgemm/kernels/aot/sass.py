@@ -89,8 +89,11 @@ def _why_serial(counts: dict[str, int], variant: Variant) -> str | None:
 
 
 def mma_opcode(variant: Variant) -> str:
-    """The tensor core instruction of its operands: floats of 2 or 4 bytes, of 1 byte, or integers."""
+    """The tensor core instruction of its operands: floats of 2 or 4 bytes, of 1 byte, or integers; or of fragments in
+    registers."""
     opcodes = family_of(variant.target).opcodes
+    if variant.tile.is_thin:
+        return opcodes.fragments
     if variant.a_dtype in INT8_DTYPES:
         return opcodes.integer
     return opcodes.quarter if variant.a_dtype in FP8_DTYPES else opcodes.half
@@ -102,7 +105,7 @@ def promised(kernel: Variant | Repack) -> list[str]:
         return ["LDG.128", "STG.128", *(["STS", "LDS.128"] if kernel.kind == "transpose" else [])]
     tile = kernel.tile
     if tile.direct:
-        return [mma_opcode(kernel), "LDGSTS.128", "STG"]
+        return [mma_opcode(kernel), "LDGSTS.128", "STG", *(["LDS.128"] if tile.is_thin else [])]
     by_threads = "STG.128" if kernel.c_major == "n" else "STG"
     names = [mma_opcode(kernel), "UTMALDG", "UTMASTG" if kernel.store == "tma" else by_threads]
     names += family_of(kernel.target).opcodes.demanded

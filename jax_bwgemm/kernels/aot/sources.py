@@ -19,7 +19,7 @@ from jax_bwgemm.runtime.artifacts import COMPILER
 DSL = "nvidia-cutlass-dsl"
 ROOT = "kernels.aot.worker"  # makes a variant's entry, which follows from what this imports, at any depth
 OWN = {  # of one kind alone
-    "hopper": ("kernels.aot.compile", "kernels.sm90", "kernels.sm90_direct"),
+    "hopper": ("kernels.aot.compile", "kernels.sm90", "kernels.sm90_direct", "kernels.sm90_thin"),
     "blackwell": ("kernels.aot.compile", "kernels.sm100"),
     "repack": ("kernels.repack",),
 }
