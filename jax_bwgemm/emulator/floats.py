@@ -46,25 +46,27 @@ def float_type(d: Decoder, mods: list[str], *allowed: str) -> tuple[str, int]:
 
 def apply(fn: Callable[..., Any], kind: str, bits: int, *args: Value) -> Value:
     """`fn` on the float elements of raw registers, computed in a wider type and rounded to `kind`."""
-    is_vector = any(isinstance(a, np.ndarray) for a in args)
-    shape, dtype = (NUM_LANES if is_vector else 1), UINT[bits]
-    raw = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else np.full(shape, a, dtype) for a in args]
-    floats = [a.view(FLOAT[kind]).astype(np.float64) for a in raw]
-    out = np.asarray(fn(*floats))
+    is_vector, floats = _floats(kind, bits, args)
+    out = np.asarray(fn(*(a.astype(np.float64) for a in floats)))
     if kind == "bf16":  # whose conversion from float64 goes through float32
         nearest = out.astype(np.float32)
         out = odd(nearest, out - nearest)
-    bits_out = one_nan(out.astype(FLOAT[kind]), kind).view(dtype)
+    bits_out = one_nan(out.astype(FLOAT[kind]), kind).view(UINT[bits])
     return bits_out if is_vector else int(bits_out[0])
+
+
+def _floats(kind: str, bits: int, args: tuple[Value, ...]) -> tuple[bool, list[np.ndarray]]:
+    """Whether any is a vector, and the float elements of all, of as many lanes."""
+    is_vector = any(isinstance(a, np.ndarray) for a in args)
+    shape = NUM_LANES if is_vector else 1
+    raw = (np.ascontiguousarray(a) if isinstance(a, np.ndarray) else np.full(shape, a, UINT[bits]) for a in args)
+    return is_vector, [a.view(FLOAT[kind]) for a in raw]
 
 
 def apply_once(fn: Callable[..., Any], bits: int, *args: Value) -> Value:
     """`apply` of float32 where NumPy rounds once itself, as these instructions are most of an epilogue: sums, products
     and quotients in float32, and fma where a float64 sum of the product, which is exact, rounds like the exact sum."""
-    is_vector = any(isinstance(a, np.ndarray) for a in args)
-    shape, dtype = (NUM_LANES if is_vector else 1), UINT[bits]
-    raw = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else np.full(shape, a, dtype) for a in args]
-    floats = [a.view(np.float32) for a in raw]
+    is_vector, floats = _floats("f32", bits, args)
     if fn is not _fma:
         out = fn(*floats)
     else:
@@ -74,7 +76,7 @@ def apply_once(fn: Callable[..., Any], bits: int, *args: Value) -> Value:
             return apply(fn, "f32", bits, *args)
         out = total.astype(np.float32)
     out = out.view(np.uint32) if not np.isnan(out).any() else one_nan(out, "f32")
-    out = out.view(dtype)
+    out = out.view(UINT[bits])
     return out if is_vector else int(out[0])
 
 

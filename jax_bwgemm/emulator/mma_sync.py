@@ -12,8 +12,7 @@ import numpy as np
 from jax_bwgemm.emulator.decode import Decoder, Effect, handles, whole_warp
 from jax_bwgemm.emulator.descriptors import operand_matrix, sums_of_products
 from jax_bwgemm.emulator.syntax import Instr
-from jax_bwgemm.emulator.values import NUM_LANES
-from jax_bwgemm.emulator.wgmma import from_registers, to_registers
+from jax_bwgemm.emulator.wgmma import a_words, columns_of, from_registers, to_registers
 
 _SHAPE = ["aligned", "m16n8k16", "row", "col", "f32"]
 
@@ -32,7 +31,7 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
     @whole_warp
     def run(w: Any) -> int | None:
-        product = sums_of_products(operand_matrix(_a_words(_columns(w, a)), kind, False), _b(w, b, kind), False)
+        product = sums_of_products(operand_matrix(a_words(_columns(w, a)), kind, False), _b(w, b, kind), False)
         sums = from_registers(_columns(w, c)).view(np.float32) + product
         for slot, row in zip(dests, to_registers(sums.view(np.uint32)), strict=True):
             w.put(slot, row, 32)
@@ -42,16 +41,7 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
 
 
 def _columns(w: Any, slots: list[int]) -> np.ndarray:
-    """(registers, lanes)."""
-    words = np.empty((len(slots), NUM_LANES), np.uint32)
-    for i, slot in enumerate(slots):
-        words[i] = w.value(slot)
-    return words
-
-
-def _a_words(words: np.ndarray) -> np.ndarray:
-    """(16 rows, 8 words): register i of lane t has row t/4 + 8*(i%2), word t%4 + 4*(i/2)."""
-    return np.ascontiguousarray(words.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)).reshape(16, 8)
+    return columns_of([w.value(slot) for slot in slots])
 
 
 def _b(w: Any, slots: list[int], kind: str) -> np.ndarray:

@@ -149,7 +149,11 @@ def _mma(d: Decoder, instr: Instr, mods: list[str]) -> Effect:
         sources = _a_sources(w, state, a_slots) if form.a_in_registers else []
         if sources:
             w.meet_reads()
-        a = _a_words(sources) if sources else _a_chunks(w, form, w.uniform(a_slots[0]))
+        a = (
+            a_words(columns_of([value for _, value in sources]))
+            if sources
+            else _a_chunks(w, form, w.uniform(a_slots[0]))
+        )
         b_descriptor = w.uniform(b_slot)
         b = operand_chunks(w, w.cta, b_descriptor, form.n, ELEMENT_BYTES[form.b], form.b_mn, False)
         state.open.append(_Mma(key, a, b, b_descriptor, accumulate, form, w.where(), sources))
@@ -176,11 +180,16 @@ def _a_sources(w: Any, state: WgmmaState, slots: list[int]) -> list[tuple[int, A
     return sources
 
 
-def _a_words(sources: list[tuple[int, Any]]) -> np.ndarray:
-    """(16 rows, 8 words): register i of thread t is row t/4 + 8*(i%2), word t%4 + 4*(i/2) (PTX ISA, wgmma A)."""
-    words = np.empty((4, 32), np.uint32)
-    for i, (_, value) in enumerate(sources):
+def columns_of(values: list[Any]) -> np.ndarray:
+    """(registers, threads)."""
+    words = np.empty((len(values), 32), np.uint32)
+    for i, value in enumerate(values):
         words[i] = value
+    return words
+
+
+def a_words(words: np.ndarray) -> np.ndarray:
+    """(16 rows, 8 words): register i of thread t is row t/4 + 8*(i%2), word t%4 + 4*(i/2) (PTX ISA, matrix A)."""
     return np.ascontiguousarray(words.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)).reshape(16, 8)
 
 

@@ -64,8 +64,8 @@ class Constants:
     direct_chunk_cycles: float = 21.3  # of a warp's 32 chunks of 16 bytes that are loaded
     direct_raw_cycles: float = 159  # and that are realigned
     direct_element_cycles: float = 12.8  # of an element of each thread that is stored
-    thin_start_cycles: float = 4000  # of a thin tile's CTA, with its vectors and its sums; by a prototype in CUDA C++
-    # whose matrix came into registers, H200, as the next
+    thin_start_cycles: float = 4000  # of a thin tile's CTA, with its vectors and its sums; by hand, as the next: no
+    # kernel of theirs is measured
     thin_latency_cycles: float = 1500  # of a window's loads
     thin_kib_cycles: float = 15  # of a window's instructions, for each KiB of the matrix
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed

@@ -240,3 +240,5 @@ THIN_TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": (*HOPPER_THIN["k"], *HOPPER_THIN["m"]),
     "blackwell": (),
 }  # of a large matrix whose lines begin anywhere and of up to 8 vectors
+BUILT_TILES = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES, SWAPPED_DIRECT_TILES, THIN_TILES
+# all that have kernels of their own: those of ROW_TILES have the kernels of other tiles (`variant_for`)

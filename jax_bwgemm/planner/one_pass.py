@@ -12,9 +12,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.thin import CTAS, a_major_of, num_stages, stage_bytes, window_terms
 from jax_bwgemm.facts.tile import THIN_COLS, Tile
 
-LEAST_BYTES = (
-    16e6  # of a matrix: of larger ones direct tiles, by way of shared memory, took 1.5 times as long, or twice
-)
+LEAST_BYTES = 16e6  # of a matrix, by hand: smaller ones are soon read, by direct tiles, too
 
 
 def is_plain_half(problem: Problem) -> bool:

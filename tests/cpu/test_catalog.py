@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_bwgemm.facts.arch import TARGETS
-from jax_bwgemm.facts.shipped import (
-    DIRECT_TILES,
-    NARROW_TILES,
-    SHIPPED_TILES,
-    SWAPPED_DIRECT_TILES,
-    SWAPPED_TILES,
-    THIN_TILES,
-)
+from jax_bwgemm.facts.shipped import BUILT_TILES
 from jax_bwgemm.kernels.aot.catalog import catalogue, repacks
 from tests.emu import mutant, mutants_of_epilogues, test_summation
 
@@ -20,8 +13,7 @@ from tests.emu import mutant, mutants_of_epilogues, test_summation
 def test_catalogue_has_one_name_per_variant_and_every_shipped_tile() -> None:
     variants = catalogue(TARGETS)
     assert len({v.name for v in variants}) == len(variants)
-    tables = SHIPPED_TILES, NARROW_TILES, SWAPPED_TILES, DIRECT_TILES, SWAPPED_DIRECT_TILES, THIN_TILES
-    shipped = {tile for table in tables for tiles in table.values() for tile in tiles}
+    shipped = {tile for table in BUILT_TILES for tiles in table.values() for tile in tiles}
     built = {dataclasses.replace(v.tile, k_tile=64) for v in variants}
     assert shipped == built  # and none that no plan could choose
 

@@ -123,7 +123,7 @@ def test_a_short_sum_is_not_divided() -> None:
     "problem", [PLAIN, Problem(11549, 1, 6291, b_major="k"), Problem(2, 8001, 12345), Problem(9770, 7, 15482)]
 )
 def test_large_matrices_have_one(problem: Problem) -> None:
-    """Within twice what moving the matrix takes, as prototypes did; a launch has all stages."""
+    """Predicted within twice what moving the matrix takes; a launch has all stages."""
     found = plan(problem, H200)
     assert found.tile is not None and found.tile.is_thin and found.stages == 0
     assert found.chosen is not None and found.chosen.cost is not None

@@ -98,7 +98,7 @@ def test_registers(of: Variant) -> None:
 
 
 WAIT, COMMIT = r"cp\.async\.wait_group\s+[1-9];", r"cp\.async\.commit_group\s*;"
-LAST_WAIT, BARRIER = r"cp\.async\.wait_group\s+0;", r"(bar|barrier\.cta)\.sync\s+0[^;]*;"
+BARRIER = r"(bar|barrier\.cta)\.sync\s+0[^;]*;"
 DOCTORED = {
     "copies are not waited for": (WAIT, "", "read-before-completion uninitialised-read"),
     "one group too few is waited for": (r"(cp\.async\.wait_group\s+)(4|1);", None, "read-before-completion"),
