@@ -201,7 +201,7 @@ HOPPER_DIRECT_SPLIT = (
     Tile(64, 64, cluster_k=8, direct=True),
 )
 HOPPER_THIN = {
-    major: tuple(Tile(rows, THIN_COLS, cluster_k=cluster_k, direct=True) for cluster_k in (1, 8, 2))
+    major: tuple(Tile(rows, THIN_COLS, cluster_k=cluster_k, direct=True) for cluster_k in (1, 8, 4))
     for major, rows in ROWS.items()
 }  # by a's major
 HOPPER_ROW = (

@@ -12,16 +12,16 @@ alignment. Of 8 warps, warp w has the lines that are w modulo 8, all of which be
     m-major    a lane has chunks of 8 rows, of 4 terms, which PRMTs pair into fragments. A warp's rows begin `skew`
                before the CTA's: of the 128 that it has read, a CTA has 120
 
-Timetable of a CTA (8 warps; a thread loads for nobody but itself, so that the inner loop has no barrier):
+Timetable of a CTA (8 warps; a warp loads for nobody but itself, so that the inner loop has no barrier):
 
     wait       griddepcontrol.wait, before global memory is touched
     fill       the first STAGES - 1 windows: cp.async, a group for each
     for each part of the vectors that there is room for
         barrier; the part -> shared memory; barrier
         for each window of the part
-            its group has come: cp.async.wait_group
-            fill of the window STAGES - 1 later, into the stage of the window before
-            the thread's chunks -> registers, mma.sync
+            each lane's group has come: cp.async.wait_group, bar.warp.sync; all lanes have read the window before
+            fill of the window STAGES - 1 later, into the stage of that one
+            the lane's chunks -> registers, mma.sync
     release    griddepcontrol.launch_dependents
     sums       barrier: nobody reads windows any more. Each warp's sums -> the stages; of an m-major matrix: barrier;
                those of all warps, added in their order, -> behind them
@@ -52,6 +52,7 @@ from jax_bwgemm.kernels.row_store import at_address
 from jax_bwgemm.kernels.thin_load import CHUNK, THREADS, Lane, Vectors, Windows
 from jax_bwgemm.kernels.walk import part_of
 
+LANE_TERMS = 4  # of the 16 of a fragment, those of a lane: so many lines of an m-major matrix
 FRAGMENT_SUMS = 4  # of a lane: rows g and g + 8, columns 2t and 2t + 1 of each, PTX ISA, mma.m16n8k16
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632  # of two words, PTX ISA, prmt
 
@@ -106,9 +107,9 @@ class Product:
                 self.add(0, [rows[i], below[i], rows[i + 1], below[i + 1]], [b[i], b[i + 1]])
 
     def _add_columns(self, own: Int32, stage: Int32) -> None:
-        lines = thin.window_chunks("m") // 2
-        chunks = [[self.windows.words(stage, 2 * line + half) for line in range(lines)] for half in range(2)]
-        line = own * (thin.window_terms("m") // CHUNK) + self.lane.t * lines
+        g, first = self.lane.g, self.lane.t * LANE_TERMS
+        chunks = [[self.windows.words(stage, half, first + i, g) for i in range(LANE_TERMS)] for half in range(2)]
+        line = own * (thin.window_terms("m") // CHUNK) + first
         row = (self.lane.warp * self.vectors.cols + self.own_column()) * self.vectors.pitch
         address = self.vectors.smem + (row + line) * ELEMENT_BYTES
         pointer = cute.make_ptr(Uint32, address, cute.AddressSpace.smem, assumed_align=8)
@@ -237,7 +238,7 @@ class Sm90Thin:
     def kernel(self, params: Params) -> None:
         split, tile = self.tile.cluster_k, self.tile
         allocator = cutlass.memory.SmemAllocator()
-        ring = allocator.allocate(thin.RING_BYTES, SWIZZLE_ATOM_BYTES)
+        ring = allocator.allocate(thin.RING_BYTES[self.a_major], SWIZZLE_ATOM_BYTES)
         room = allocator.allocate(thin.vector_bytes(self.a_major), CHUNK_BYTES)
         tidx = cute.arch.thread_idx()[0]
         *along, z_idx = cute.arch.block_idx()
@@ -254,7 +255,6 @@ class Sm90Thin:
         first, count = part_of(windows.count, z, tile)
         self.multiply(product, first, first + count)
         cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
         left = cute.recast_ptr(ring, dtype=Float32)
         product.leave(left)
@@ -299,6 +299,7 @@ class Sm90Thin:
             cute.arch.sync_threads()
             for window in cutlass.range(begin, stop, unroll=1):
                 cute.arch.cp_async_wait_group(ahead - 1)
+                cute.arch.sync_warp()
                 if window + ahead < end:
                     windows.fill(window + ahead, free)
                 cute.arch.cp_async_commit_group()
@@ -314,20 +315,21 @@ class Sm90Thin:
         line = (first_row if is_k_major else Int32(0)) + lane.warp
         begin = (matrix * num_lines + line) * size + (Int32(0) if is_k_major else first_row)
         skew = begin & (CHUNK - 1)
-        lines_on, chunk = (lane.g, lane.t) if is_k_major else (4 * lane.t, lane.g)
-        place = (Int32(0) if is_k_major else first_row) - skew + chunk * CHUNK
+        lines_on = lane.line * thin.WARPS
+        place = (Int32(0) if is_k_major else first_row) - skew + lane.chunk * CHUNK
         return Windows(
-            is_k_major=self.a_major == "k",
+            is_k_major=is_k_major,
+            lane=lane,
             base=params.maps.a.toint(),
-            offset=(begin - skew + lines_on * CHUNK * size + chunk * CHUNK) * ELEMENT_BYTES,
+            offset=(begin - skew + lines_on * size + lane.chunk * CHUNK) * ELEMENT_BYTES,
             end=batch * num_lines * size * ELEMENT_BYTES,
             pitch=size * ELEMENT_BYTES,
-            line=line + lines_on * CHUNK,
+            line=line + lines_on,
             num_lines=num_lines,
             place=place,
             size=size,
             skew=skew,
-            ring=Int32(ring.toint()) + lane.tidx * CHUNK_BYTES,
+            ring=Int32(ring.toint()) + lane.warp * (thin.stage_bytes(self.a_major) // thin.WARPS),
         )
 
     def skews(self, sizes: Sizes, first_row: Int32, matrix: Int32) -> list[Any]:
@@ -336,9 +338,9 @@ class Sm90Thin:
         return [Uint32((begin + w * sizes.m) & (CHUNK - 1)) for w in range(thin.WARPS)]
 
     def vectors(self, params: Params, first_col: Int32, matrix: Int32, tidx: Int32, room: cute.Pointer) -> Vectors:
-        k, n = Int64(params.sizes.k), Int64(params.sizes.n)
-        step, to_next = (Int64(1), k) if self.b_major == "k" else (n, Int64(1))
-        begin = Int64(matrix) * (k * n) + Int64(first_col) * to_next
+        k, n = params.sizes.k, params.sizes.n
+        step, to_next = (Int32(1), k) if self.b_major == "k" else (n, Int32(1))
+        begin = Int64(matrix) * (Int64(k) * n) + Int64(first_col) * to_next
         return Vectors(
             is_k_major=self.a_major == "k",
             start=params.maps.b[0].toint() + begin * ELEMENT_BYTES,

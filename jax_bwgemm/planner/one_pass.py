@@ -9,10 +9,10 @@ from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import ceil_div, num_tiles, operand_bytes
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
-from jax_bwgemm.facts.thin import CTAS, a_major_of, num_stages, stage_bytes, window_terms
+from jax_bwgemm.facts.thin import CTAS, FILLS, WARPS, a_major_of, num_stages, stage_bytes, window_terms
 from jax_bwgemm.facts.tile import THIN_COLS, Tile
 
-LEAST_BYTES = 16e6  # of a matrix, by hand: smaller ones are soon read, by direct tiles, too
+LEAST_BYTES, LEAST_TERMS = 3e5, 128  # of a matrix and of a sum, by measurement: direct tiles read less as soon
 
 
 def is_plain_half(problem: Problem) -> bool:
@@ -22,7 +22,8 @@ def is_plain_half(problem: Problem) -> bool:
 
 def thin_tiles(problem: Problem, shipped: Iterable[Tile]) -> list[Tile]:
     """Those of a plain product of 2-byte operands. Lines that begin on 16 bytes are TMA's, which reads them as fast."""
-    if problem.n > THIN_COLS or padding(problem, "a") == 0 or operand_bytes(problem)[0] < LEAST_BYTES:
+    is_little = operand_bytes(problem)[0] < LEAST_BYTES or problem.k < LEAST_TERMS
+    if problem.n > THIN_COLS or padding(problem, "a") == 0 or is_little:
         return []
     terms = window_terms(problem.a_major)
     own = (tile for tile in shipped if a_major_of(tile) == problem.a_major)
@@ -30,12 +31,16 @@ def thin_tiles(problem: Problem, shipped: Iterable[Tile]) -> list[Tile]:
 
 
 def thin_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
-    """Of a launch: the start of a CTA, with its vectors; its windows, as fast as their loads' latency lets them come or
-    its instructions are issued, in turns with those of another CTA; its sums; and all of it for each round of CTAs."""
+    """Of a launch: the rounds of as many CTAs as there is room for, each of which brings its vectors, and its windows
+    as fast as their loads' latency lets them come or its instructions are issued, in turns with those of another CTA;
+    and the exchange of sums. The launch's own time has the start of the first."""
     c, major = arch.constants, a_major_of(tile)
-    ctas = num_tiles(tile, problem) * tile.cluster_k
-    windows = ceil_div(ceil_div(problem.k, window_terms(major)), tile.cluster_k)
+    ctas, split = num_tiles(tile, problem) * tile.cluster_k, tile.cluster_k
+    rounds = ceil_div(ctas, split * arch.max_clusters(split // CTAS) if split >= CTAS else CTAS * arch.num_sms)
+    windows = ceil_div(ceil_div(problem.k, window_terms(major)), split)
     sharing = min(CTAS, ceil_div(ctas, arch.num_sms))
     step = max(c.thin_latency_cycles / (num_stages(tile) - 1), sharing * c.thin_kib_cycles * stage_bytes(major) / 1024)
-    own = windows * step + (c.direct_meeting_cycles if tile.cluster_k > 1 else 0)
-    return ceil_div(ctas, CTAS * arch.num_sms) * (c.thin_start_cycles + own)
+    columns = 1 << (min(problem.n, THIN_COLS) - 1).bit_length()
+    fills = ceil_div(windows * window_terms(major) * columns, 32 * WARPS * FILLS)
+    own = windows * step + fills * c.thin_fill_cycles
+    return rounds * own + (rounds - 1) * c.thin_round_cycles + (c.thin_meeting_cycles if split > 1 else 0)

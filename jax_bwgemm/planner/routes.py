@@ -64,7 +64,7 @@ def routes(
     if not problem.is_static:
         return [Route(problem)]
     found = [
-        Route(_flipped(problem, (a, b)), (a, b))
+        Route(flipped(problem, (a, b)), (a, b))
         for a in ((True, False) if is_transpose[0] else (False,))
         for b in ((True, False) if is_transpose[1] else (False,))
     ]
@@ -92,7 +92,7 @@ def _k_major(route: Route, arch: Arch, has_repack: HasRepack) -> Iterator[Route]
     yield from (other for _, other in sorted(found, key=lambda entry: entry[0]))
 
 
-def _flipped(problem: Problem, flips: Pair) -> Problem:
+def flipped(problem: Problem, flips: Pair) -> Problem:
     """Of operands that lie under the other major."""
     a_major, b_major = problem.a_major, problem.b_major
     return dataclasses.replace(

@@ -28,7 +28,7 @@ from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, parts, sooner
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import Candidate, Plan, is_raw, is_small, plan
-from jax_bwgemm.planner.routes import HasRepack, Pair, Route, routes
+from jax_bwgemm.planner.routes import HasRepack, Pair, Route, flipped, routes
 from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
@@ -389,11 +389,14 @@ def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
 
 
 def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str | None:
-    """One sentence if XLA is expected to be done before the kernel, if that takes `us`."""
+    """One sentence if XLA is expected to be done before the kernel, if that takes `us`. XLA has operands from before
+    their transposes, which it folds into the product, and none that passes of ours transpose."""
     if first.plan is None:
         return None
     is_known = first.plan.record is not None or asked.symbols is not None
-    return sooner.why_xla(kernel.problem, us, first.plan.arch, is_known)
+    lying = flipped(asked.problem, asked.is_transpose)
+    problem = dataclasses.replace(kernel.problem, a_major=lying.a_major, b_major=lying.b_major)
+    return sooner.why_xla(problem, us, first.plan.arch, is_known)
 
 
 def _why_xla(kernel: Attempt, first: Attempt) -> str | None:

@@ -199,9 +199,9 @@ HOPPER_SYRK_MN = tuple(
 )  # which lacks registers for that, and would spill 16 bytes
 
 
-def _thin(majors: str, c_major: str, dtypes: tuple[Dtypes, ...] = BF16_ONLY, count: int = 3) -> Row:
-    """A large matrix and few vectors, of any majors: the first `count` tiles."""
-    return Row(HOPPER_THIN[majors[0]][:count], dtypes, (majors,), c_major=c_major, store="threads")
+def _thin(majors: str, c_major: str) -> Row:
+    """A large matrix and few vectors, of any majors."""
+    return Row(HOPPER_THIN[majors[0]], (*BF16_ONLY, *F16_ONLY), (majors,), c_major=c_major, store="threads")
 
 
 ROWS = {
@@ -268,7 +268,6 @@ ROWS = {
         Row(_tiles("64x128 direct"), F16_ONLY, ("kk",), (BIAS,), store="threads"),
         Row(_tiles("64x64 direct"), F16_ONLY, FORWARD, (BIAS_GELU,), store="threads"),
         *(_thin(majors, c_major) for majors in ALL_MAJORS for c_major in "nm"),
-        *(_thin(majors, c_major, F16_ONLY, 2) for majors in ALL_MAJORS for c_major in "nm"),
         Row((SMALL,), (*FP8, *MIXED_FP8, *RARE_FP8, *INT8), ("kk", "mk"), store="threads"),
         Row((HOPPER_LARGE,), (*FP8, *TF32), ("kk", "mk"), store="threads"),
         Row((SMALL,), TF32, ("kk", "mk"), store="threads"),
