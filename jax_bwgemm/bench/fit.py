@@ -58,6 +58,11 @@ PARAMETERS = {
     "direct_chunk_cycles": (1, 100),
     "direct_raw_cycles": (2, 300),
     "direct_element_cycles": (0.5, 100),
+    "thin_start_cycles": (500, 20000),
+    "thin_latency_cycles": (100, 5000),
+    "thin_kib_cycles": (2, 200),
+    "thin_fill_cycles": (100, 20000),
+    "thin_meeting_cycles": (100, 20000),
 }  # of `constants.Constants`: least, most
 SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm

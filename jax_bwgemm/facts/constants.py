@@ -64,11 +64,11 @@ class Constants:
     direct_chunk_cycles: float = 21.3  # of a warp's 32 chunks of 16 bytes that are loaded
     direct_raw_cycles: float = 159  # and that are realigned
     direct_element_cycles: float = 12.8  # of an element of each thread that is stored
-    thin_latency_cycles: float = 1620  # of a window's loads, of a thin tile; fitted, H200, as the next
-    thin_kib_cycles: float = 21.1  # of a window's instructions, for each KiB of the matrix
-    thin_fill_cycles: float = 1480  # of as many terms of the vectors as its threads have on their way at once
-    thin_round_cycles: float = 5990  # from a CTA to the one in its place
-    thin_meeting_cycles: float = 1280  # where CTAs divide k
+    thin_start_cycles: float = 5200  # of a thin tile's CTA, with its store; fitted, H200, as the next
+    thin_latency_cycles: float = 1450  # of a window's loads
+    thin_kib_cycles: float = 23.1  # of a window's instructions, for each KiB of the matrix
+    thin_fill_cycles: float = 2440  # of as many terms of the vectors as its threads have on their way at once
+    thin_meeting_cycles: float = 1730  # where CTAs divide k
     retained: float = 0.5  # of the L2 cache: an operand that takes more is not found there again a wave later; assumed
 
 

@@ -33,7 +33,7 @@ def thin_tiles(problem: Problem, shipped: Iterable[Tile]) -> list[Tile]:
 def thin_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     """Of a launch: the rounds of as many CTAs as there is room for, each of which brings its vectors, and its windows
     as fast as their loads' latency lets them come or its instructions are issued, in turns with those of another CTA;
-    and the exchange of sums. The launch's own time has the start of the first."""
+    and the exchange of sums."""
     c, major = arch.constants, a_major_of(tile)
     ctas, split = num_tiles(tile, problem) * tile.cluster_k, tile.cluster_k
     rounds = ceil_div(ctas, split * arch.max_clusters(split // CTAS) if split >= CTAS else CTAS * arch.num_sms)
@@ -41,6 +41,6 @@ def thin_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     sharing = min(CTAS, ceil_div(ctas, arch.num_sms))
     step = max(c.thin_latency_cycles / (num_stages(tile) - 1), sharing * c.thin_kib_cycles * stage_bytes(major) / 1024)
     columns = 1 << (min(problem.n, THIN_COLS) - 1).bit_length()
-    fills = ceil_div(windows * window_terms(major) * columns, 32 * WARPS * FILLS)
-    own = windows * step + fills * c.thin_fill_cycles
-    return rounds * own + (rounds - 1) * c.thin_round_cycles + (c.thin_meeting_cycles if split > 1 else 0)
+    fills = windows * window_terms(major) * columns / (32 * WARPS * FILLS)
+    own = c.thin_start_cycles + windows * step + fills * c.thin_fill_cycles
+    return rounds * own + (c.thin_meeting_cycles if split > 1 else 0)
