@@ -299,6 +299,21 @@ def test_that_kernels_lack_is_said_where_xla_is_sooner_for_it(have, monkeypatch,
     assert chosen.entry is None and chosen.is_sooner == is_sooner and chosen.reason.startswith(why)
 
 
+def test_xla_is_asked_of_the_operand_before_its_transpose(have, monkeypatch):
+    """Which it reads, whatever a kernel of ours gets."""
+    have(entry(NARROW))
+    seen = []
+    monkeypatch.setattr(sooner, "xla_us", lambda problem, _: seen.append((problem.a_major, problem.b_major)))
+    for is_transpose, majors in (
+        ((False, False), ("k", "n")),
+        ((False, True), ("k", "k")),
+        ((True, False), ("m", "n")),
+    ):
+        seen.clear()
+        choose(Asked(Problem(2048, 2048, 2048), "h200", is_transpose=is_transpose))
+        assert set(seen) == {majors}
+
+
 def test_what_xla_is_sooner_with_is_no_fallback(artifacts_dir, monkeypatch):
     """Nothing is raised or warned; `explain` and `stats` tell."""
     monkeypatch.setattr(sooner, "xla_us", lambda *_: 1.0)
