@@ -36,7 +36,8 @@ def thin_cycles(tile: Tile, problem: Problem, arch: Arch) -> float:
     and the exchange of sums."""
     c, major = arch.constants, a_major_of(tile)
     ctas, split = num_tiles(tile, problem) * tile.cluster_k, tile.cluster_k
-    rounds = ceil_div(ctas, split * arch.max_clusters(split // CTAS) if split >= CTAS else CTAS * arch.num_sms)
+    room = split * arch.max_clusters(split // CTAS) if split >= CTAS else CTAS * arch.num_sms  # CTAs share SMs
+    rounds = ceil_div(ctas, room)
     windows = ceil_div(ceil_div(problem.k, window_terms(major)), split)
     sharing = min(CTAS, ceil_div(ctas, arch.num_sms))
     step = max(c.thin_latency_cycles / (num_stages(tile) - 1), sharing * c.thin_kib_cycles * stage_bytes(major) / 1024)

@@ -7,6 +7,7 @@ import math
 import statistics
 
 import pytest
+from pages import DOCS
 
 from jax_bwgemm.bench.fit import load
 from jax_bwgemm.bench.run import RESULTS
@@ -191,3 +192,16 @@ def test_choices_lose_little() -> None:
         if (own := wholes.get((found.tile, found.swapped))) is not None:
             lost.append(own / min(wholes.values()) - 1)
     assert len(lost) > 70 and statistics.mean(lost) < 0.02
+
+
+@pytest.mark.parametrize("form", [(11549, 1, 6291, "k", "k"), (10965, 2, 11981, "m", "n"), (7383, 6, 12772, "k", "k")])
+def test_what_the_page_says_of_them(form: tuple[int, int, int, str, str]) -> None:
+    _, timed = load(RESULTS / "regret/h200_thin.json")
+    m, n, k, *majors = form
+    problem = Problem(m, n, k, a_major=majors[0], b_major=majors[1])
+    (times,) = [product.times_us for product in timed if product.problem == problem]
+    thins, directs = (
+        [us for (tile, _), us in times.items() if tile.direct and tile.is_thin == x] for x in (True, False)
+    )
+    name = f"{m}x{n}x{k}:{'nt' if majors[0] == 'k' else 'tn'}"
+    assert f"| {name} | {min(thins):.1f} | {min(directs):.1f} |" in (DOCS / "hopper.md").read_text()
