@@ -54,7 +54,6 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_n=4, pingpong=True),
     Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
@@ -63,13 +62,20 @@ HOPPER_FURTHER = (
     Tile(128, 128, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(192, 96, cluster_m=2, cluster_n=2),
     Tile(64, 64, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 96, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(192, 128, cluster_m=2, cluster_n=4, stream_k=True),
     Tile(64, 224, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2),
     Tile(128, 96, cluster_m=4),
     Tile(192, 128, cluster_m=2, cluster_n=2),
+    Tile(64, 32, cluster_m=2, stream_k=True),
+    Tile(64, 96, cluster_m=4, pingpong=True),
+    Tile(64, 96, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(64, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(128, 80, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(128, 96, cluster_m=4, pingpong=True),
+    Tile(128, 192, cluster_m=2, pingpong=True),
+    Tile(192, 160, cluster_m=2),
 )  # for some shapes only
 # Tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
@@ -107,6 +113,7 @@ HOPPER_NARROW_FURTHER = (
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
     Tile(64, 32, cluster_m=4, stream_k=True),
+    Tile(64, 64, cluster_k=8),
 )
 HOPPER_SWAPPED = (
     Tile(64, 48, cluster_k=4),
@@ -131,7 +138,6 @@ HOPPER_SWAPPED = (
     Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
     Tile(64, 96, cluster_k=8),
     Tile(64, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
@@ -145,6 +151,21 @@ HOPPER_SWAPPED = (
     Tile(128, 112, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(128, 160, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(128, 160, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 96, cluster_k=2),
+    Tile(64, 128, cluster_k=8),
+    Tile(64, 96, cluster_m=2, cluster_n=2, pingpong=True),
+    Tile(64, 128, stream_k=True),
+    Tile(64, 160, cluster_m=4, pingpong=True),
+    Tile(128, 48, cluster_n=2, pingpong=True),
+    Tile(128, 64),
+    Tile(128, 80, cluster_n=2, pingpong=True),
+    Tile(128, 96, cluster_k=4),
+    Tile(128, 128, cluster_m=4, pingpong=True),
+    Tile(128, 160, cluster_n=2),
+    Tile(128, 160, cluster_m=4, pingpong=True),
+    Tile(128, 160, cluster_m=2, stream_k=True),
+    Tile(128, 224, cluster_m=4),
+    Tile(192, 128, cluster_m=4, cluster_n=2, stream_k=True),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),
@@ -198,7 +219,6 @@ HOPPER_DIRECT_LARGE = (Tile(128, 128, direct=True),)  # spills with an m-major a
 HOPPER_DIRECT_SPLIT = (
     Tile(64, 16, cluster_k=8, direct=True),
     Tile(64, 32, cluster_k=8, direct=True),
-    Tile(64, 64, cluster_k=8, direct=True),
 )
 HOPPER_THIN = {
     major: tuple(Tile(rows, THIN_COLS, cluster_k=cluster_k, direct=True) for cluster_k in (1, 8, 4))
@@ -229,7 +249,7 @@ ROW_TILES: dict[str, tuple[Tile, ...]] = {
     "blackwell": (),
 }  # of results whose rows end within sectors
 DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
-    "hopper": (*HOPPER_DIRECT, *HOPPER_DIRECT_LARGE, *HOPPER_DIRECT_SPLIT[:2]),
+    "hopper": (*HOPPER_DIRECT, *HOPPER_DIRECT_LARGE, *HOPPER_DIRECT_SPLIT[:1]),
     "blackwell": (),
 }  # of small products, and of few columns whose operands TMA cannot step over
 SWAPPED_DIRECT_TILES: dict[str, tuple[Tile, ...]] = {
