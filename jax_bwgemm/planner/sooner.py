@@ -13,15 +13,22 @@ from jax_bwgemm.planner.xla import KINDS, kind_of, xla_us
 SHORT_ROW, ROW = 1.12, 0.98
 
 
-def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> str | None:
-    """One sentence if XLA is expected to be done before a kernel of ours, which is predicted to take `us`. One that
-    `is_known`, by its measured time or for a range of sizes, is left for no time that trees alone expect."""
+def expected_us(problem: Problem, arch: Arch, is_known: bool = False) -> float | None:
+    """Microseconds that XLA is expected to take; None where nothing is expected of it. One that `is_known`, by its
+    measured time or for a range of sizes, is compared with no time that trees alone expect."""
     if problem.batch > 1 or not problem.epilogue.is_identity:
         return None
+    return None if is_known and not KINDS[kind_of(problem)].alone else xla_us(problem, arch)
+
+
+def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> str | None:
+    """One sentence if XLA is expected to be done before a kernel of ours, which is predicted to take `us`."""
+    xla = expected_us(problem, arch, is_known)
+    if xla is None:
+        return None
     is_short, launch_us = KINDS[kind_of(problem)].alone, arch.constants.launch_us
-    xla = None if is_known and not is_short else xla_us(problem, arch)
     us = launch_us + (SHORT_ROW if is_short else ROW) * (us - launch_us)
-    if xla is None or xla >= us:
+    if xla >= us:
         return None
     return (
         f"XLA is expected to take {xla:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel "

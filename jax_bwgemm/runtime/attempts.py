@@ -300,7 +300,7 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
         best_us = min(kernels[0].us, _least_us(kernels[0].plan))
         reason = _why_sooner(asked, kernels[0], kernels[0].us, first)
         is_sooner = reason is not None and _why_sooner(asked, kernels[0], best_us, first) is not None
-        if reason := reason or _why_xla(kernels[0], first):
+        if reason := reason or _why_xla(asked, kernels[0], first):
             kernels, xlas = [], dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner)
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
@@ -389,26 +389,37 @@ def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
 
 
 def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str | None:
-    """One sentence if XLA is expected to be done before the kernel, if that takes `us`. XLA has operands from before
-    their transposes, which it folds into the product, and none that passes of ours transpose."""
+    """One sentence if XLA is expected to be done before the kernel, if that takes `us`."""
     if first.plan is None:
         return None
-    is_known = first.plan.record is not None or asked.symbols is not None
-    lying = flipped(asked.problem, asked.is_transpose)
-    problem = dataclasses.replace(kernel.problem, a_major=lying.a_major, b_major=lying.b_major)
-    return sooner.why_xla(problem, us, first.plan.arch, is_known)
+    return sooner.why_xla(_as_xla_has(asked, kernel), us, first.plan.arch, _is_known(asked, first.plan))
 
 
-def _why_xla(kernel: Attempt, first: Attempt) -> str | None:
+def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
-    which ours lack some for some dtypes and epilogues."""
+    which ours lack some for some dtypes and epilogues. Not where it is known better: what XLA itself is expected to
+    take."""
     least = _least_us(first.plan)
-    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
+    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel) or first.plan is None:
+        return None
+    if sooner.expected_us(_as_xla_has(asked, kernel), first.plan.arch, _is_known(asked, first.plan)) is not None:
         return None
     return (
         f"the kernels at hand are predicted to take {kernel.us:.1f} us, and tiles that this dtype or epilogue has no "
         f"cubin of, as XLA has, {least:.1f} us: pass `tile=` for a kernel nevertheless"
     )
+
+
+def _as_xla_has(asked: Asked, kernel: Attempt) -> Problem:
+    """With operands from before their transposes, which XLA folds into the product, and none that passes of ours
+    transpose."""
+    lying = flipped(asked.problem, asked.is_transpose)
+    return dataclasses.replace(kernel.problem, a_major=lying.a_major, b_major=lying.b_major)
+
+
+def _is_known(asked: Asked, plan: Plan) -> bool:
+    """Whether no time that is only learned counts: kernels were measured, or sizes are a range."""
+    return plan.record is not None or asked.symbols is not None
 
 
 def _built(missing: Attempt) -> Attempt | str:

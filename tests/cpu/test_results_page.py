@@ -163,13 +163,14 @@ def test_random_products_of_an_h100() -> None:
 
 
 def test_random_products_are_those_of_their_file() -> None:
-    found = report.load(RESULTS / "random/h200-291103.json").rows
+    found = report.load(RESULTS / "random/h200-281128.json").rows
     _check_random_table(found)
     for name, what in (("k in parts", "_f32_"), ("thin tiles", "x8x64_")):
         own = [row for row in found if row.variant and what in row.variant]
         assert f"| {name} | {len(own)} | {_means(own)} |" in PAGE
     for name, commit, start in (
-        ("h200-281211", "1a894b8", "{} products of three seeds"),
+        ("h200-291103", "22ffb4f", "{} products of three seeds"),
+        ("h200-281211", "1a894b8", "{} products of three other seeds"),
         ("h200-281201", "a28d563", "{} products of two seeds more"),
         ("h200-281221", "65baa08", "{} products of seed 281221"),
         ("h200-350113", "f7218f3", "{} products of seed 350113"),
@@ -220,9 +221,6 @@ def test_what_is_left_to_xla_of_thin_products(monkeypatch: pytest.MonkeyPatch) -
     behind = [sum(row.to_best < 0.85 for row in rows) for rows in (found, own)]
     assert behind == [5, 4]
     assert f"{len(own)} of the {len(found)} would be left to XLA, four of these five" in text
-    thin = [row for row in report.load(RESULTS / "random/h200-291103.json").rows if "x8x64_" in (row.variant or "")]
-    (one,) = left(thin)
-    assert f"one of these rows would now be left to XLA ({one.shape})" in text
 
 
 def test_products_in_parts_are_those_of_their_file() -> None:
@@ -285,7 +283,7 @@ def test_what_the_fastest_kernel_would_do_for_random_products() -> None:
 
 def test_readme_says_the_means() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    products, found = report.load(RESULTS / "h200.json").rows, report.load(RESULTS / "random/h200-291103.json").rows
+    products, found = report.load(RESULTS / "h200.json").rows, report.load(RESULTS / "random/h200-281128.json").rows
     means = report.summary(products)
     assert (
         f"XLA takes {means.to_default:.3f} times as long as our kernels by default, and {means.to_best:.3f}" in readme
