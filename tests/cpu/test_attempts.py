@@ -289,7 +289,7 @@ def test_short_sums_are_xlas(have, monkeypatch):
 
 @pytest.mark.parametrize(
     "xla_us, is_sooner, why",
-    [(1.0, True, "XLA is expected"), (40.0, False, "XLA is expected"), (400.0, False, "the kernels at hand")],
+    [(1.0, True, "XLA is expected"), (40.0, False, "XLA is expected"), (None, False, "the kernels at hand")],
 )
 def test_that_kernels_lack_is_said_where_xla_is_sooner_for_it(have, monkeypatch, xla_us, is_sooner, why):
     """The best tile is predicted to take 26 us, and the only one at hand 48."""
@@ -297,6 +297,13 @@ def test_that_kernels_lack_is_said_where_xla_is_sooner_for_it(have, monkeypatch,
     have(entry(NARROW))
     chosen = choose(Asked(Problem(2048, 2048, 2048), "h200"))
     assert chosen.entry is None and chosen.is_sooner == is_sooner and chosen.reason.startswith(why)
+
+
+def test_a_kernel_at_hand_runs_where_xla_itself_would_take_longer(have, monkeypatch):
+    """Whatever a better tile would take, which is not at hand and which XLA is not expected to have either."""
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: 400.0)
+    have(entry(NARROW))
+    assert choose(Asked(Problem(2048, 2048, 2048), "h200")).entry is not None
 
 
 def test_xla_is_asked_of_the_operand_before_its_transpose(have, monkeypatch):

@@ -150,6 +150,21 @@ def test_what_clusters_of_eight_gained() -> None:
     _check_gain(products, IN_EIGHTS, set())
 
 
+def test_what_was_lost_of_many_matrices() -> None:
+    """By the choices of before the correction had learned from them, which the file has."""
+    products = json.loads((RESULTS / "h200_batched.json").read_text())["products"]
+    times = [
+        (product["problem"], product["kernels"][product["modelled"]], min(k["measured_us"] for k in product["kernels"]))
+        for product in products
+        if product["problem"]["batch"] > 1
+    ]
+    lost = float(np.mean([chosen["measured_us"] / least - 1 for _, chosen, least in times]))
+    ((chosen, least),) = [x[1:] for x in times if (x[0]["batch"], x[0]["m"], x[0]["k"]) == (128, 2048, 128)]
+    page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    assert f"the choices lost {100 * lost:.1f} % of {len(times)} of these" in page
+    assert f"(128*2048x2048x128:nt took {chosen['measured_us']:.0f} us by one tile, and {least:.0f} by another)" in page
+
+
 def test_what_all_tiles_would_gain() -> None:
     """Beside the kernels that ship, as docs/hopper.md says; and thin ones beside others."""
     arch, products = load(RESULTS / "h200_explored.json")
