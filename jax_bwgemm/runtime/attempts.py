@@ -397,10 +397,12 @@ def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str
 
 def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
-    which ours lack some for some dtypes and epilogues. Not where it is known better: what XLA itself is expected to
-    take."""
+    which ours lack some for some dtypes and epilogues. Of no product of which XLA's own time is expected, which says
+    more."""
+    if first.plan is None:
+        return None
     least = _least_us(first.plan)
-    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel) or first.plan is None:
+    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
         return None
     if sooner.expected_us(_as_xla_has(asked, kernel), first.plan.arch, _is_known(asked, first.plan)) is not None:
         return None

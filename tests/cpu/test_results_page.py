@@ -204,6 +204,7 @@ def test_random_products_are_those_of_their_file() -> None:
     assert f"{sum(bool(row.fallback) for row in found)} are XLA's: the planner" in text
     said = f"{behind} of the {len(found)} are more than 3 % behind, {some} under 0.95, {far} under 0.85: the least is "
     assert f"{said}{worst.to_best:.3f} ({worst.shape})" in text
+    assert all(f"{x.shape} ({x.to_best:.3f})" in text for x in found if x.to_best < 0.85 and x is not worst)
 
 
 def test_what_is_left_to_xla_of_thin_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,6 @@ from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import sooner
-from jax_bwgemm.planner.plan import plan
-from jax_bwgemm.planner.routes import Route
-from jax_bwgemm.runtime.attempts import Asked, Attempt, _least_us, _why_xla
 
 H200 = by_name("h200")
 
@@ -55,14 +52,3 @@ def test_what_was_measured_gives_way_to_no_trees():
     for k, is_xlas in ((320, False), (32, True)):
         assert (sooner.why_xla(Problem(256, 256, k), math.inf, H200, is_known=True) is not None) == is_xlas
         assert sooner.why_xla(Problem(256, 256, k), math.inf, H200) is not None
-
-
-def test_tiles_that_it_might_have_count_only_where_nothing_is_expected_of_it(monkeypatch):
-    """11860x259x5761:nt was left to XLA, which takes 356 us by default, for a tile that was not built."""
-    problem = Problem(11860, 259, 5761, a_major="k", b_major="k")
-    own = plan(problem, H200)
-    kernel = Attempt(Route(problem), own, us=2 * _least_us(own))
-    asked = Asked(problem, "h200")
-    assert _why_xla(asked, kernel, kernel) is None
-    monkeypatch.setattr(sooner, "xla_us", lambda *_: None)
-    assert "cubin of, as XLA has" in (_why_xla(asked, kernel, kernel) or "")
