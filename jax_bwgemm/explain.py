@@ -381,13 +381,9 @@ def _why_stream(plan: Plan, tile: Tile) -> str:
 
 def _why_hints(plan: Plan) -> str:
     """In terms of the caller's operands."""
-    meaning = {
-        "normal": "normal",
-        "evict_first": "evict_first (no concurrent tile reads the same)",
-        "evict_last": "evict_last (read again, and fits)",
-    }
     hints = (plan.b_l2, plan.a_l2) if plan.swapped else (plan.a_l2, plan.b_l2)
-    found = [f"{name} {meaning[hint]}" for name, hint in zip("ab", hints, strict=True)]
+    why = {"evict_first": " (a stream, most of all bytes)"}
+    found = [f"{name} {hint}{why.get(hint, '')}" for name, hint in zip("ab", hints, strict=True)]
     if plan.c_l2 == "normal":
         return ", ".join(found)
     return ", ".join([*found, f"the result {plan.c_l2} (it does not fit)"])

@@ -134,14 +134,17 @@ def _predicted_us(decision: Decision) -> float:
     return candidate.cost.us if candidate.cost else 0.0
 
 
-def gpu_clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
-    """Microseconds of each kernel by CUPTI. RuntimeError if it saw another number of launches than there were."""
+def gpu_clock(
+    problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int, most: int | None = None
+) -> list[float]:
+    """Microseconds of each kernel by CUPTI; `most` kernels at a stretch: 1 for launches of one kernel, which has one
+    symbol. RuntimeError if it saw another number of launches than there were."""
     if reason := ffi.status():
         raise ValueError(f"timing kernels requires the library that launches them: {reason}")
     ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     values = operands(problem, copies)
-    size, in_a_row = burst(len(decisions), roofline_us(problem, arch))
+    size, in_a_row = burst(min(most or len(decisions), len(decisions)), roofline_us(problem, arch))
     parts = [decisions[i : i + size] for i in range(0, len(decisions), size)]
     programs = [jax.jit(program(problem, part, copies, in_a_row)).lower(*values) for part in parts]
     with concurrent.futures.ThreadPoolExecutor() as pool:

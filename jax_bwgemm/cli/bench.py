@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="all",
         help="of --regret: any products, layers of models and squares, or parts of long sums (default: %(default)s)",
     )
+    parser.add_argument("--orders", type=int, metavar="N", help="instead: orders of tiles and L2 hints, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
     parser.add_argument(
         "--calibrate",
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         default=0,
-        help="of --random, --regret, --fit, --calibrate, --calibrate-xla, --cover, --soak (default: %(default)s)",
+        help="of whatever draws or fits (default: %(default)s)",
     )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
@@ -111,6 +112,10 @@ def run(args: argparse.Namespace) -> int:
         from jax_bwgemm.bench import regret
 
         return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit, args.of)
+    if args.orders is not None:
+        from jax_bwgemm.bench import orders
+
+        return orders.main(args.orders, args.seed, args.rounds, args.json, args.commit)
     if args.fit:
         from jax_bwgemm.bench import fit
 

@@ -58,9 +58,9 @@ class Family:
     `few_stages`: so many or fewer keep the tensor cores waiting for loads; they are released as soon as possible, and
     one more is worth store buffers; 0 where MMAs release stages themselves.
 
-    Preferences that were measured, if any was: `raster_order`, `takes_l2_hints`, `lets_results_go`: those that do not
-    fit into the L2 cache (`order.result_hint`), and `neighbours_share`: tiles that run at once and share the parts of a
-    large operand start one after the other (`order.raster`).
+    Preferences that were measured, if any was: `raster_order`, `lets_results_go`: those that do not fit into the L2
+    cache (`order.result_hint`), and `neighbours_share`: what tiles of one GPC read alike crosses to it once
+    (`order.raster`).
     """
 
     name: str
@@ -87,7 +87,6 @@ class Family:
     boxes_a_store: int
     few_stages: int
     raster_order: str
-    takes_l2_hints: bool
     lets_results_go: bool
     neighbours_share: bool
     opcodes: Opcodes
@@ -129,7 +128,6 @@ HOPPER = Family(
     boxes_a_store=2,  # rows of 128 bytes: on an H100 3 to 16 % faster where rows end within sectors (docs/hopper.md)
     few_stages=5,  # 2 to 7 % faster on an H200; tiles of six and more are as before, or 1 % slower (docs/hopper.md)
     raster_order="snake",  # on an H200 as fast as groups, or a little faster, for each of five large products
-    takes_l2_hints=False,  # on an H200 no pair of hints gained 1 % on four large products; two pairs lost 2 to 4 %
     lets_results_go=True,  # on an H100 6 to 16 % faster where stores take the time, else level (docs/hopper.md)
     neighbours_share=True,  # on an H200 up to 28 % faster, seldom slower (docs/hopper.md)
     opcodes=Opcodes(
@@ -177,7 +175,6 @@ BLACKWELL = Family(
     boxes_a_store=1,  # not measured
     few_stages=0,
     raster_order="groups",  # nothing is measured
-    takes_l2_hints=True,
     lets_results_go=False,  # not measured
     neighbours_share=False,  # not measured
     opcodes=Opcodes(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import (
     ceil_div,
     cluster_tiles,
     concurrent_clusters,
+    num_tiles,
     num_waves,
     operand_bytes,
     result_bytes,
@@ -22,42 +25,81 @@ from jax_bwgemm.facts.tile import Tile
 
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
-STORE = 12  # times its operands' bytes: what takes as long as its result's store
+STORE, SHORT_SUM = 12, 128  # times its operands' bytes, and terms at most: what takes as long as its result's store
+FEW_WAVES, SPREAD_CTAS = 2, 4  # of tiles, and CTAs of a cluster, at most: where it counts which GPC a tile is in
+GPC_SMS = 16  # of an H100 and an H200, or 18
+GROUPS = (1, 2, 4, 8, 16, 32)
+HELD_GROUP = 2  # beside an operand that the L2 cache holds
 ROUND_US, MOST_ROUNDS = 80.0, 4  # of a persistent kernel that is launched in rounds: what one takes at least
-UNEQUAL = 8  # times the other operand's bytes: a stream from memory, beside which the other one is soon in the L2 cache
+STREAM = 0.8  # of all bytes: an operand that memory is read for, while the L2 cache has the rest
 
 
 def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
-    """(raster_group, raster_along_n): the order of tiles under which the concurrent ones share most of the L2 cache.
+    """(raster_group, raster_along_n): the order of tiles under which the concurrent ones share most.
 
-    A wave of W cluster tiles over g tile rows reads g tile rows of A and W/g tile columns of B: least where both are
-    equally many bytes. Groups of rows read A once, and B once each, unless it stays in `retained` of the cache; groups
-    of columns the other way round. Where both read as much, the groups span the longer side. On an H200, rows were
-    faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns than rows for 8192x50264x768.
+    Of few waves, on Hopper, that is what the tiles of one GPC read alike, for it crosses to them once (`_gpc_bytes`;
+    docs/hopper.md).
 
-    On Hopper, where all tiles run at once and one operand is much the larger, those that share its parts start one
-    after the other: 192x11008x4096 by 256x64 takes 27.9 us on an H200 and not 38.8, by 192x96 28.3 and not 30.0
-    (docs/hopper.md). Clusters that share the smaller one take as long in either order.
+    A longer walk has it from the L2 cache: a wave of W cluster tiles over g tile rows reads g tile rows of A and W/g
+    tile columns of B, least where both are equally many bytes. Groups of rows read A once, and B once each, unless it
+    stays in `retained` of the cache; groups of columns the other way round. Where both read as much, the groups span
+    the longer side. On an H200, rows were faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns
+    than rows for 8192x50264x768. Beside an operand that the cache holds, groups of two were faster than wider ones.
 
-    A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies:
-    1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128), and 2 % slower where it is no more than
-    six times its operands (4096x14336x512).
+    A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies,
+    where its store takes longer than its MMAs: 1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128),
+    2 % slower where it is no more than six times its operands (4096x14336x512), and 12 % for longer sums
+    (8192x28672x256).
     """
     if _is_store(problem, arch):
         return 1, int(problem.c_major == "m")
-    a, b = operand_bytes(problem)
-    is_stream = num_waves(tile, problem, arch) == 1 and max(a, b) >= UNEQUAL * min(a, b)
-    if is_stream and arch.family.neighbours_share:
-        return 1, int(b > a)
-    longer = int(problem.n > problem.m)
+    longer, shares = int(problem.n > problem.m), arch.family.neighbours_share and not tile.direct
+    is_short = num_waves(tile, problem, arch) <= FEW_WAVES
+    if shares and is_short and tile.cluster_ctas <= SPREAD_CTAS:
+        sides = cluster_tiles(tile, problem)
+        orders = [(group, side) for side in (longer, 1 - longer) for group in GROUPS if group <= sides[side]]
+        return min(orders, key=lambda order: _gpc_bytes(tile, problem, arch, *order))
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
     along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
-    return choices[along_n], along_n
+    is_held = operand_bytes(problem)[1 - along_n] <= arch.l2_bytes
+    return min(choices[along_n], HELD_GROUP) if shares and is_held and not is_short else choices[along_n], along_n
 
 
 def _is_store(problem: Problem, arch: Arch) -> bool:
     read = sum(operand_bytes(problem))
-    return problem.min_bytes - read > max(arch.l2_bytes, STORE * read)
+    return problem.k <= SHORT_SUM and problem.min_bytes - read > max(arch.l2_bytes, STORE * read)
+
+
+def walked(tile: Tile, problem: Problem, arch: Arch, group: int, along_n: int) -> tuple[np.ndarray, np.ndarray]:
+    """(m, n) of the first tiles, as many as FEW_WAVES have, in cluster tiles; those of another matrix of the batch are
+    others. As `kernels/scheduler` walks."""
+    rows, cols = cluster_tiles(tile, problem)
+    grouped, across = (cols, rows) if along_n else (rows, cols)
+    tiles = np.arange(min(num_tiles(tile, problem), FEW_WAVES * concurrent_clusters(tile, arch)))
+    matrix, rest = np.divmod(tiles, rows * cols)
+    group_idx, rest = np.divmod(rest, group * across)
+    far, near = np.divmod(rest, np.minimum(group, grouped - group_idx * group))
+    near = near + group_idx * group
+    if arch.family.raster_order == "snake":
+        far = np.where(group_idx % 2, across - 1 - far, far)
+    m, n = (far, near) if along_n else (near, far)
+    own_a, own_b = problem.a_batch > 1, problem.b_batch > 1
+    return m + rows * matrix * own_a, n + cols * matrix * own_b
+
+
+def _gpc_bytes(tile: Tile, problem: Problem, arch: Arch, group: int, along_n: int) -> int:
+    """Of both operands, a term of k, that cross to all GPCs, where a GPC's CTAs read each part together.
+
+    CTAs that are clusters of their own come to an H200's GPCs one GPC after the other; clusters of two and four go
+    round them (by %smid and what may be one cluster, and the same in every launch; those of eight begin anywhere).
+    """
+    m, n = walked(tile, problem, arch, group, along_n)
+    wave, place = np.divmod(np.arange(len(m)), concurrent_clusters(tile, arch))
+    num_gpcs = max(1, arch.num_sms // GPC_SMS)
+    gpc = place // GPC_SMS if tile.cluster_ctas == 1 else place % num_gpcs
+    reader = (wave * arch.num_sms + gpc) * num_tiles(tile, problem)
+    sizes = tile.cluster_m * tile.cta_m, problem.num_bs * tile.cluster_n * tile.out_n
+    return sum(size * len(np.unique(reader + part)) for size, part in zip(sizes, (m, n), strict=True))
 
 
 def _group(tile: Tile, problem: Problem, arch: Arch, along_n: int) -> int:
@@ -75,19 +117,18 @@ def _bytes_read(tile: Tile, problem: Problem, arch: Arch, along_n: int, group: i
 
 
 def l2_hints(tile: Tile, problem: Problem, arch: Arch) -> tuple[str, str]:
-    """(a_l2, b_l2): what to keep in the L2 cache, and what to let go first.
+    """(a_l2, b_l2): an operand that is most of all bytes is a stream, which the L2 cache lets go first.
 
-    Where all of it fits, the cache's own order is right: whoever reads the result, or the operands again, finds them.
-    Else an operand that no second tile reads is let go first, so that it does not push out what others read again;
-    and so is one larger than the cache that concurrent tiles do not share, for it will be gone before it is read
-    again. An operand that is read again and fits (in `retained` of the cache) is kept last beside such a stream.
-    Two operands that are both shared by concurrent tiles need no hint: the tile order keeps what they share.
+    Tiles that share a part of it read that at about the same time, and what the cache keeps longer is the rest. On an
+    H200 such products take 0 to 10 % less so, and no less with the other operand kept last; where the result is larger
+    than a fifth of the bytes, they take up to 1 % more (docs/hopper.md).
+
+    Where all of it fits into what is `retained`, the cache's own order is right: whoever reads the result, or the
+    operands again, finds them. Threads that load, as those of direct tiles do, say nothing to the cache.
     """
-    if not arch.family.takes_l2_hints or problem.min_bytes <= arch.constants.retained * arch.l2_bytes:
+    if tile.direct or problem.min_bytes <= arch.constants.retained * arch.l2_bytes:
         return "normal", "normal"
-    streams = _is_stream("a", tile, problem, arch), _is_stream("b", tile, problem, arch)
-    sizes = operand_bytes(problem)
-    a, b = (_hint(*facts, arch) for facts in zip(sizes, streams, streams[::-1], strict=True))
+    a, b = ("evict_first" if x > STREAM * problem.min_bytes else "normal" for x in operand_bytes(problem))
     return a, b
 
 
@@ -115,23 +156,3 @@ def rounds(tile: Tile, us: float) -> int:
     Not where clusters share tiles, and may wait for each other.
     """
     return 1 if tile.stream_k or tile.direct else max(1, min(MOST_ROUNDS, int(us / ROUND_US)))
-
-
-def _hint(size: int, is_stream: bool, is_other_stream: bool, arch: Arch) -> str:
-    if is_stream:
-        return "evict_first"
-    return "evict_last" if is_other_stream and size <= arch.constants.retained * arch.l2_bytes else "normal"
-
-
-def _is_stream(operand: str, tile: Tile, problem: Problem, arch: Arch) -> bool:
-    """Whether one tile reads each part of it, or several whose reads lie too far apart: not where all run at once."""
-    tiles_m, tiles_n = cluster_tiles(tile, problem)
-    is_a = operand == "a"
-    own_batch = (problem.a_batch if is_a else problem.b_batch) > 1
-    reads = (tiles_n if is_a else tiles_m) * (1 if own_batch else problem.batch)
-    if reads == 1 or num_waves(tile, problem, arch) == 1:
-        return reads == 1
-    group, along_n = raster(tile, problem, arch)
-    across = ceil_div(concurrent_clusters(tile, arch), group)
-    sharing = min(reads, (group if along_n else across) if is_a else (across if along_n else group))
-    return sharing == 1 and operand_bytes(problem)[0 if is_a else 1] > arch.l2_bytes

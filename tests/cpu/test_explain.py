@@ -83,7 +83,7 @@ def test_swap_split_and_hints_in_the_callers_terms():
     assert "C^T = B^T A^T: 8 rows of C as columns fill 50 % of the tiles' width; as rows, 12 %" in line(text, "swap")
     assert "2 CTAs of a cluster divide k" in line(text, "split")
     hints = line(text, "L2")
-    assert "a evict_last (read again, and fits), b evict_first (no concurrent tile reads the same)" in hints
+    assert "a normal, b evict_first (a stream, most of all bytes)" in hints
 
 
 def test_a_result_that_does_not_fit_is_said():

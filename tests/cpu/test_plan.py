@@ -1,4 +1,4 @@
-"""What the planner prefers, hints and orders."""
+"""What the planner prefers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_bwgemm.facts.shipped import NARROW_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.measured import Record, Time, key
-from jax_bwgemm.planner.order import L2_HINTS, l2_hints, raster, result_hint, rounds
+from jax_bwgemm.planner.order import L2_HINTS, rounds
 from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, SWAPPED_ROWS, candidates, plan
 
 
@@ -214,123 +214,6 @@ def test_hopper_computes_an_n_major_tf32_product_as_its_transpose(majors, swappe
     few_rows = dataclasses.replace(problem, m=8)
     assert {c.swapped for c in candidates(few_rows, H200)} == swapped | {True}
     assert {c.swapped for c in candidates(problem, B200)} == {False}
-
-
-@pytest.mark.parametrize("m, n", [(64, 65536), (65536, 64), (8192, 8192), (1, 8), (300, 300)])
-@pytest.mark.parametrize("arch", (H200, B200), ids=lambda a: a.name)
-def test_raster(m, n, arch):
-    problem = Problem(m, n, 512)
-    for candidate in candidates(problem, arch):
-        tile, seen = candidate.tile, candidate.problem
-        group, along_n = raster(tile, seen, arch)
-        rows = -(-seen.m // (tile.cluster_m * tile.num_accs * tile.mma_m // tile.cta_group))
-        tiles = -(-seen.n // (tile.cluster_n * tile.mma_n)) if along_n else rows
-        assert along_n == (seen.n > seen.m)  # k is short: both operands stay in the cache
-        assert 1 <= group <= tiles
-
-
-def test_raster_squares_what_runs_at_once():
-    """The nearest power of two to the rows of a square wave: of 18 clusters of 512x512, sqrt(18); and so on."""
-    assert raster(dataclasses.replace(PAIR, cluster_m=4, cluster_n=2), LARGE, B200) == (4, 0)
-    assert raster(PAIR, LARGE, B200) == (8, 0)  # sqrt(74)
-    assert raster(dataclasses.replace(PAIR, num_accs=2), LARGE, B200) == (8, 0)  # sqrt(74 / 2): 512x256 each
-    assert raster(Tile(128, 128, cluster_k=4), LARGE, B200) == (8, 0)  # sqrt(37) of 128x128
-    assert raster(Tile(128, 128), LARGE, B200) == (16, 0)  # sqrt(148)
-    tall = dataclasses.replace(PAIR, cluster_m=8)  # 1024x256: sqrt(18 / 4)
-    assert raster(tall, LARGE, B200) == (2, 0)
-    assert raster(tall, Problem(8192, 16384, 1024), B200) == (8, 1)  # in columns: sqrt(18 * 4)
-    assert raster(dataclasses.replace(tall, num_accs=2), LARGE, B200) == (2, 0)  # 2048x256: sqrt(18 / 8)
-
-
-@pytest.mark.parametrize(
-    ("problem", "expected"),
-    [
-        (Problem(8192, 8192, 64), (1, 0)),  # 134 MB are written, 2 read
-        (Problem(8192, 8192, 64, c_major="m"), (1, 1)),
-        (Problem(8192, 8192, 340), (1, 0)),  # 12.05 times as much as is read
-        (Problem(8192, 8192, 344), (8, 0)),
-        (Problem(4096, 4096, 64), (8, 0)),  # 34 MB stay in the L2 cache
-    ],
-    ids=str,
-)
-def test_what_is_little_but_a_large_result_is_written_along_it(problem, expected):
-    assert raster(Tile(128, 128, cluster_m=2), problem, H200) == expected
-
-
-@pytest.mark.parametrize(
-    ("problem", "tile", "expected"),
-    [
-        (Problem(11008, 192, 4096), Tile(256, 64), (1, 0)),  # 129 tiles, of which three have the same 256 rows of a
-        (Problem(192, 11008, 4096), Tile(64, 256), (1, 1)),  # of b
-        (Problem(11008, 192, 4096), Tile(128, 64), (8, 0)),  # 258 tiles do not run at once
-        (Problem(2048, 256, 4096), Tile(128, 64), (1, 0)),  # a has 8 times the bytes of b
-        (Problem(1792, 256, 4096), Tile(128, 64), (8, 0)),  # 7 times
-    ],
-    ids=str,
-)
-def test_who_shares_a_stream_runs_side_by_side(problem, tile, expected):
-    assert raster(tile, problem, H200) == expected
-    assert l2_hints(tile, problem, H200) == ("normal", "normal")
-
-
-def test_nobody_knows_who_should_run_side_by_side_on_blackwell():
-    assert raster(Tile(128, 64), Problem(11008, 64, 4096), H200) == (1, 0)
-    assert raster(Tile(128, 64), Problem(11008, 64, 4096), B200) == (8, 0)
-
-
-@pytest.mark.parametrize(
-    "m, n, k, along_n",
-    [
-        (4096, 128256, 4096, 0),  # MB: a 34, b 1051; in 2 groups of rows 34 + 2 * 1051, in 63 of columns 1051 + 63 * 34
-        (8192, 14336, 4096, 0),  # a 67, b 117; 67 + 4 * 117 = 537, 117 + 7 * 67 = 587
-        (8192, 50264, 768, 1),  # a, 13 MB, stays in the cache: 13 + 77
-        (14336, 8192, 4096, 1),  # 117 + 7 * 67 rows, 67 + 4 * 117 columns
-    ],
-)
-def test_groups_run_where_they_read_least(m, n, k, along_n):
-    assert raster(Tile(128, 256, cluster_m=2), Problem(m, n, k), H200)[1] == along_n
-
-
-def test_a_snake_on_hopper():
-    """Measured on an H200 only."""
-    assert plan(LARGE, H200).raster_order == "snake"
-    assert plan(LARGE, B200).raster_order == "groups"
-
-
-@pytest.mark.parametrize(
-    "problem, tile, arch, hints",
-    [
-        (Problem(128, 28672, 8192), Tile(128, 256), B200, ("evict_last", "evict_first")),  # weights are read once
-        (Problem(28672, 128, 8192), Tile(128, 128), B200, ("evict_first", "evict_last")),
-        (LARGE, PAIR, B200, ("normal", "normal")),  # concurrent tiles share both
-        (Problem(128, 1024, 1024), Tile(128, 128), B200, ("normal", "normal")),  # all of it fits
-        (Problem(128, 128, 2**21), Tile(128, 128), B200, ("evict_first", "evict_first")),  # one tile
-        (batched(64, 128, 128, 16384), Tile(128, 128), B200, ("evict_first", "evict_first")),  # a tile a matrix
-        (Problem(128, 128, 16384, 64, b_batch=64), Tile(128, 128), B200, ("evict_last", "evict_first")),  # a is shared
-        (Problem(128, 4096, 2**19), Tile(128, 256), B200, ("normal", "evict_first")),  # a: 134 MB do not fit
-    ],
-)
-def test_l2_hints(problem, tile, arch, hints):
-    assert l2_hints(tile, problem, arch) == hints
-
-
-@pytest.mark.parametrize(
-    ("problem", "tile", "arch", "hint"),
-    [
-        (Problem(8192, 8192, 512), Tile(128, 256), H200, "evict_first"),  # 134 MB
-        (Problem(8192, 3584, 512), Tile(128, 256), H200, "normal"),  # 59 MB
-        (Problem(8192, 3584, 512), Tile(128, 256), ARCHS["h100"], "evict_first"),  # whose cache is smaller
-        (Problem(8192, 2048, 512, out_dtype="float32"), Tile(128, 256), H200, "evict_first"),
-        (batched(128, 2048, 2048, 128), Tile(128, 256), H200, "evict_first"),
-        (Problem(8192, 8192, 512), Tile(128, 256), B200, "normal"),  # not measured
-        (Problem(8192, 8192, 64), Tile(64, 256, direct=True), H200, "evict_first"),
-        (Problem(8192, 8191, 64), Tile(64, 256, direct=True), H200, "normal"),  # tiles share 16 bytes of a row
-        (Problem(8192, 8191, 64), Tile(128, 256), H200, "evict_first"),
-        (Problem(8191, 8192, 64, c_major="m"), Tile(64, 256, direct=True), H200, "normal"),
-    ],
-)
-def test_a_result_that_does_not_fit_is_let_go(problem, tile, arch, hint):
-    assert result_hint(tile, problem, arch) == hint
 
 
 def test_detect():

@@ -1,0 +1,121 @@
+"""`bench --orders`: what the planner's order of tiles, and what it asks of the L2 cache, lose against others.
+
+The planner's kernel of each product runs in every order (`planner/order`), and with and without its larger operand let
+go first. The result file has all times, for whoever changes those rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_bwgemm.bench import machine, regret
+from jax_bwgemm.bench.candidates import gpu_arch, gpu_clock
+from jax_bwgemm.cli.drawing import progress_bar
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
+from jax_bwgemm.facts.padding import padding
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.planner.order import GROUPS
+from jax_bwgemm.planner.plan import Plan
+from jax_bwgemm.runtime.decision import kernels
+
+FORMAT = 1
+LEAST, LEAST_TERMS, MOST_US = 64, 256, 250.0  # rows and columns, and terms; of the roofline
+DRAWN = 8  # products for each that is kept
+
+
+def main(num: int, seed: int, rounds: int, path: Path | None, commit: str) -> int:
+    if num < 1:
+        raise ValueError(f"`--orders` requires at least 1, got {num}")
+    arch = gpu_arch("`bench --orders`")
+    path = path or Path(__file__).parent / "results" / "orders" / f"{arch.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
+    problems, timed = sample(num, seed, arch), []
+    with progress_bar("products") as progress:
+        for i, problem in enumerate(problems):
+            if found := measure(problem, arch, rounds):
+                timed.append(found)
+                lines = ",\n".join(map(json.dumps, timed))
+                head = json.dumps({"format": FORMAT, "facts": facts}).removesuffix("}")
+                path.write_text(f'{head}, "products": [\n{lines}\n]}}\n')
+            progress(i + 1, len(problems))
+    if not timed:
+        raise ValueError(f"`--orders` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
+    for what in ("orders", "hints"):
+        statistics = regret.statistics([lost(x[what], x["chosen"][what]) for x in timed])
+        said = ", ".join(f"{name} {100 * value:.1f} %" for name, value in statistics.items())
+        print(f"the planner's {what} lose, against the best: {said}, of {len(timed)} products")
+    print(f"wrote {path}")
+    return 0
+
+
+def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """At most `num` products that TMA loads and some of whose operands several tiles read: random ones, and as many of
+    models' layers."""
+    drawn = [*regret.sample(DRAWN * num, seed, arch)], [*regret.sample_of_layers(num, seed, arch)]
+    kept = [[problem for problem in problems if _is_tried(problem, arch)] for problems in drawn]
+    return list(dict.fromkeys((*kept[0][: num - num // 2], *kept[1][: num // 2])))
+
+
+def _is_tried(problem: Problem, arch: Arch) -> bool:
+    is_half = problem.a_dtype == problem.out_dtype == "bfloat16"
+    is_large = min(problem.m, problem.n) >= LEAST and problem.k >= LEAST_TERMS
+    is_aligned = not any(padding(problem, operand) for operand in "ab")
+    return is_half and is_large and is_aligned and roofline_us(problem, arch) <= MOST_US
+
+
+def measure(problem: Problem, arch: Arch, rounds: int) -> dict[str, Any] | None:
+    """The microseconds of the planner's kernel by orders and by hints; None where it is not at hand, or a direct one,
+    which says nothing to the cache."""
+    modelled, decisions = kernels(problem, arch)
+    wanted = modelled.tile, modelled.swapped
+    chosen = next((x for x in decisions if x.plan and (x.plan.tile, x.plan.swapped) == wanted), None)
+    if chosen is None or chosen.plan is None or chosen.plan.tile is None or chosen.plan.tile.direct:
+        return None
+    own, all_us = chosen.plan, {}
+    for what, plans in (("orders", orders(own)), ("hints", hints(own))):
+        asked = [dataclasses.replace(chosen, plan=plan) for plan in plans.values()]
+        times_us = gpu_clock(problem, asked, arch, rounds, most=1)
+        all_us[what] = {name: round(us, 3) for name, us in zip(plans, times_us, strict=True)}
+    names = {"orders": order_name(own.raster_group, own.raster_along_n), "hints": hint_name(own)}
+    said = dataclasses.asdict(problem) | {"epilogue": str(problem.epilogue.out)}
+    return {"problem": said, "tile": str(own.tile), "swapped": own.swapped, "chosen": names} | all_us
+
+
+def orders(plan: Plan) -> dict[str, Plan]:
+    """By name; those of more tiles than a side has are no others than that of all."""
+    assert plan.tile is not None
+    sides = cluster_tiles(plan.tile, plan.problem)
+    own = plan.raster_group, plan.raster_along_n
+    others = [(group, along_n) for along_n in (0, 1) for group in GROUPS if group <= sides[along_n]]
+    return {
+        order_name(*x): dataclasses.replace(plan, raster_group=x[0], raster_along_n=x[1])
+        for x in dict.fromkeys((own, *others))
+    }
+
+
+def hints(plan: Plan) -> dict[str, Plan]:
+    """Of the larger operand; the other one is not spoken of."""
+    a, b = operand_bytes(plan.problem)
+    none = dataclasses.replace(plan, a_l2="normal", b_l2="normal")
+    first = dataclasses.replace(none, a_l2="evict_first") if a > b else dataclasses.replace(none, b_l2="evict_first")
+    return {hint_name(plan): plan for plan in (none, first)}
+
+
+def order_name(group: int, along_n: int) -> str:
+    return f"{group} along {'mn'[along_n]}"
+
+
+def hint_name(plan: Plan) -> str:
+    return "evict_first" if "evict_first" in (plan.a_l2, plan.b_l2) else "normal"
+
+
+def lost(times_us: Mapping[str, float], chosen: str) -> float:
+    """0.1 for what takes 10 % longer than the best."""
+    return times_us[chosen] / min(times_us.values()) - 1
