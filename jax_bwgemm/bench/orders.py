@@ -15,14 +15,15 @@ from typing import Any
 from jax_bwgemm.bench import machine, regret
 from jax_bwgemm.bench.candidates import gpu_arch, gpu_clock
 from jax_bwgemm.cli.drawing import progress_bar
-from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.order import GROUPS
 from jax_bwgemm.planner.plan import Plan
-from jax_bwgemm.runtime.decision import kernels
+from jax_bwgemm.runtime.decision import decide
 
 FORMAT = 1
 LEAST, LEAST_TERMS, MOST_US = 64, 256, 250.0  # rows and columns, and terms; of the roofline
@@ -46,7 +47,7 @@ def main(num: int, seed: int, rounds: int, path: Path | None, commit: str) -> in
                 path.write_text(f'{head}, "products": [\n{lines}\n]}}\n')
             progress(i + 1, len(problems))
     if not timed:
-        raise ValueError(f"`--orders` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
+        raise ValueError(f"`--orders` requires kernels, got none: {decide(problems[0], None, None).reason}")
     for what in ("orders", "hints"):
         statistics = regret.statistics([lost(x[what], x["chosen"][what]) for x in timed])
         said = ", ".join(f"{name} {100 * value:.1f} %" for name, value in statistics.items())
@@ -73,19 +74,28 @@ def _is_tried(problem: Problem, arch: Arch) -> bool:
 def measure(problem: Problem, arch: Arch, rounds: int) -> dict[str, Any] | None:
     """The microseconds of the planner's kernel by orders and by hints; None where it is not at hand, or a direct one,
     which says nothing to the cache."""
-    modelled, decisions = kernels(problem, arch)
-    wanted = modelled.tile, modelled.swapped
-    chosen = next((x for x in decisions if x.plan and (x.plan.tile, x.plan.swapped) == wanted), None)
-    if chosen is None or chosen.plan is None or chosen.plan.tile is None or chosen.plan.tile.direct:
-        return None
+    chosen = decide(problem, None, None)
     own, all_us = chosen.plan, {}
+    if chosen.entry is None or own is None or own.tile is None or own.tile.direct:
+        return None
     for what, plans in (("orders", orders(own)), ("hints", hints(own))):
-        asked = [dataclasses.replace(chosen, plan=plan) for plan in plans.values()]
-        times_us = gpu_clock(problem, asked, arch, rounds, most=1)
+        first, *rest = (dataclasses.replace(chosen, plan=plan) for plan in plans.values())
+        # Once more in front: the GPU has rested while programs were compiled, and is slow to start.
+        _, *times_us = gpu_clock(problem, [first, first, *rest], arch, rounds, most=1)
         all_us[what] = {name: round(us, 3) for name, us in zip(plans, times_us, strict=True)}
-    names = {"orders": order_name(own.raster_group, own.raster_along_n), "hints": hint_name(own)}
+    names = {"orders": order_name(own.raster_group, own.raster_along_n), "hints": hint_name(own.a_l2, own.b_l2)}
     said = dataclasses.asdict(problem) | {"epilogue": str(problem.epilogue.out)}
     return {"problem": said, "tile": str(own.tile), "swapped": own.swapped, "chosen": names} | all_us
+
+
+def load(path: Path) -> tuple[Arch, list[tuple[Tile, Problem, dict[str, Any]]]]:
+    """Of each product its tile, what the kernel sees, and what the file says."""
+    fields = json.loads(path.read_text())
+    found = []
+    for said in fields["products"]:
+        asked = Problem(**{name: value for name, value in said["problem"].items() if name != "epilogue"})
+        found.append((Tile.from_str(said["tile"]), asked.transposed if said["swapped"] else asked, said))
+    return by_name(fields["facts"]["arch"]), found
 
 
 def orders(plan: Plan) -> dict[str, Plan]:
@@ -105,15 +115,15 @@ def hints(plan: Plan) -> dict[str, Plan]:
     a, b = operand_bytes(plan.problem)
     none = dataclasses.replace(plan, a_l2="normal", b_l2="normal")
     first = dataclasses.replace(none, a_l2="evict_first") if a > b else dataclasses.replace(none, b_l2="evict_first")
-    return {hint_name(plan): plan for plan in (none, first)}
+    return {hint_name(x.a_l2, x.b_l2): x for x in (none, first)}
 
 
 def order_name(group: int, along_n: int) -> str:
     return f"{group} along {'mn'[along_n]}"
 
 
-def hint_name(plan: Plan) -> str:
-    return "evict_first" if "evict_first" in (plan.a_l2, plan.b_l2) else "normal"
+def hint_name(a_l2: str, b_l2: str) -> str:
+    return "evict_first" if "evict_first" in (a_l2, b_l2) else "normal"
 
 
 def lost(times_us: Mapping[str, float], chosen: str) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from plan_cases import B200, H200, LARGE, PAIR
 
+import jax_bwgemm.bench
+from jax_bwgemm.bench import orders, regret
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.geometry import concurrent_clusters
 from jax_bwgemm.facts.problem import Problem
@@ -14,6 +17,11 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.scheduler import tile_coordinates, tile_order
 from jax_bwgemm.planner.order import l2_hints, raster, result_hint, walked
 from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.runtime.decision import decide
+
+RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results"
+PAGE = (Path(__file__).parents[2] / "docs/hopper.md").read_text()
+TEXT = " ".join(PAGE.split())
 
 
 def batched(batch, *sizes):
@@ -153,3 +161,122 @@ def test_a_stream_is_let_go_first(problem, tile, hints, arch):
 )
 def test_a_result_that_does_not_fit_is_let_go(problem, tile, arch, hint):
     assert result_hint(tile, problem, arch) == hint
+
+
+@pytest.mark.parametrize(
+    ("name", "is_then", "num", "bounds"),
+    [
+        ("h200", False, 38, (0.006, 0.013, 0.035)),
+        ("h200_before", False, 114, (0.012, 0.028, 0.1)),
+        ("h200_before", True, 114, (0.017, 0.042, 0.13)),
+    ],
+)
+def test_measured_orders(name: str, is_then: bool, num: int, bounds: tuple[float, float, float]) -> None:
+    """The mean, what one of ten loses, and the most, against the best order: of products that the rule had not seen,
+    of those that it was made with, and of these with the orders of before."""
+    arch, products = orders.load(RESULTS / f"orders/{name}.json")
+    losses = []
+    for tile, problem, said in products:
+        chosen = said["chosen"]["orders"] if is_then else orders.order_name(*raster(tile, problem, arch))
+        if chosen in said["orders"]:  # groups of 32 tiles or fewer were timed
+            losses.append(orders.lost(said["orders"], chosen))
+    found = regret.statistics(losses)
+    assert len(losses) == num
+    for value, bound in zip((found["mean"], found["90th percentile"], found["max"]), bounds, strict=True):
+        assert 0.6 * bound < value < bound, found
+    assert is_then or found["median"] < 0.005
+
+
+def test_measured_hints() -> None:
+    """Against the better of both, where a stream is let go first, and where nothing is said."""
+    arch, products = orders.load(RESULTS / "orders/h200.json")
+    losses = {"normal": [0.0], "evict_first": [0.0]}
+    gains = []
+    for tile, problem, said in products:
+        chosen = orders.hint_name(*l2_hints(tile, problem, arch))
+        losses[chosen].append(orders.lost(said["hints"], chosen))
+        if chosen == "evict_first":
+            gains.append(said["hints"]["normal"] / said["hints"]["evict_first"] - 1)
+    assert len(gains) == 7 and 0.02 < sum(gains) / len(gains) < 0.03 and min(gains) > 0.005
+    assert max(losses["evict_first"]) < 0.005
+
+
+def test_the_page_has_the_losses() -> None:
+    _, before = orders.load(RESULTS / "orders/h200_before.json")
+    arch, drawn = orders.load(RESULTS / "orders/h200.json")
+    chosen = [(said["orders"], orders.order_name(*raster(tile, x, arch))) for tile, x, said in (*before, *drawn)]
+    losses = [orders.lost(times, name) if name in times else None for times, name in chosen]
+    then, now, new = (
+        [f"{100 * regret.statistics(of)[name]:.1f}" for name in ("mean", "90th percentile", "max")]
+        for of in (
+            [orders.lost(said["orders"], said["chosen"]["orders"]) for *_, said in before],
+            [x for x in losses[: len(before)] if x is not None],
+            [x for x in losses[len(before) :] if x is not None],
+        )
+    )
+    assert f"{len(before)} products, half of them random" in TEXT
+    assert f"lost {then[0]} % on average to the best of up to twelve, {then[1]} % and more in one of ten" in TEXT
+    assert f"and {then[2]} % at most; the rule, which was made with these products, loses {now[0]}, {now[1]}" in TEXT
+    assert f"and {now[2]} %. Of {len(drawn)} random ones that it had not seen it loses {new[0]}, {new[1]}" in TEXT
+    assert f"and {new[2]} % (`python -m jax_bwgemm bench --orders 100" in TEXT
+
+
+def test_the_page_has_the_times() -> None:
+    _, before = orders.load(RESULTS / "orders/h200_before.json")
+    lines, rows = set(PAGE.split("\n")), 0
+    for tile, _, found in before:
+        asked, times = found["problem"], found["orders"]
+        form = {"kn": "", "kk": ":nt", "mn": ":tn"}[asked["a_major"] + asked["b_major"]]
+        names = [f"{group} along {side}" for side in "mn" for group in (1, 2, 8)]
+        cells = " | ".join(f"{times[x]:.1f}" if x in times else "" for x in names).replace("|  |", "| |")
+        shape = f"| {asked['m']}x{asked['n']}x{asked['k']}{form}, {tile.cta_m}x{tile.mma_n}"
+        rows += any(line.startswith(shape) and line.endswith(f" | {cells} |".replace("  |", " |")) for line in lines)
+    assert rows == 7
+
+
+def test_the_page_has_the_gains() -> None:
+    arch, drawn = orders.load(RESULTS / "orders/h200.json")
+    first = [said["hints"] for tile, x, said in drawn if "evict_first" in l2_hints(tile, x, arch)]
+    gains = [times["normal"] / times["evict_first"] - 1 for times in first]
+    least, most, mean = (f"{100 * x:.1f}" for x in (min(gains), max(gains), sum(gains) / len(gains)))
+    assert f"and take {least} to {most} % less with it, {mean} % on average" in TEXT
+    wide = next(said["hints"] for _, x, said in drawn if (x.m, x.n) == (13128, 13680))
+    assert f"13128x13680x528:tn takes {100 * (wide['evict_first'] / wide['normal'] - 1):.1f} % longer" in TEXT
+
+
+class TestBench:
+    """Of two clocks: one that says what it is told, and none."""
+
+    def test_times_of_orders_and_hints(self, artifacts_dir, monkeypatch, tmp_path, capsys):
+        asked = []
+
+        def clock(problem, decisions, arch, rounds, most):
+            asked.append((problem, most))
+            plans = [decision.plan for decision in decisions]
+            return [100.0 + plan.raster_group - 5 * ("evict_first" in (plan.a_l2, plan.b_l2)) for plan in plans]
+
+        monkeypatch.setattr(orders, "gpu_arch", lambda who: H200)
+        monkeypatch.setattr(orders, "gpu_clock", clock)
+        monkeypatch.setattr(orders, "decide", lambda problem, *_: decide(problem, "h200", None))
+        path = tmp_path / "orders.json"
+        assert orders.main(6, 3, 15, path, "") == 0
+        arch, products = orders.load(path)
+        assert arch is H200 and len(products) == len(asked) / 2 and all(most == 1 for _, most in asked)
+        for tile, problem, said in products:
+            assert said["chosen"]["orders"] == orders.order_name(*raster(tile, problem, H200))
+            assert said["chosen"]["orders"] in said["orders"] and set(said["hints"]) == {"normal", "evict_first"}
+            assert min(said["orders"]) == "1 along m"
+        assert "the planner's orders lose, against the best: mean" in capsys.readouterr().out
+
+    def test_without_kernels(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(orders, "gpu_arch", lambda who: H200)
+        monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+        with pytest.raises(ValueError, match="`--orders` requires kernels, got none: "):
+            orders.main(2, 0, 15, tmp_path / "x.json", "")
+        with pytest.raises(ValueError, match="`--orders` requires at least 1, got 0"):
+            orders.main(0, 0, 15, tmp_path / "x.json", "")
+
+    def test_a_sample_is_of_products_that_several_tiles_share(self):
+        drawn = orders.sample(20, 1, H200)
+        assert drawn == orders.sample(20, 1, H200) and 10 < len(drawn) <= 20
+        assert all(min(x.m, x.n) >= 64 and x.k >= 256 and x.m % 8 == 0 or x.a_major == "k" for x in drawn)
