@@ -7,12 +7,13 @@ go first. The result file has all times, for whoever changes those rules.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.bench import machine, regret
+from jax_bwgemm.bench import machine, pool, regret
 from jax_bwgemm.bench.candidates import gpu_arch, gpu_clock
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.facts.arch import Arch, by_name
@@ -30,22 +31,25 @@ LEAST, LEAST_TERMS, MOST_US = 64, 256, 250.0  # rows and columns, and terms; of 
 DRAWN = 8  # products for each that is kept
 
 
-def main(num: int, seed: int, rounds: int, path: Path | None, commit: str) -> int:
+def main(num: int, seed: int, rounds: int, path: Path | None, commit: str, num_processes: int = 1) -> int:
     if num < 1:
         raise ValueError(f"`--orders` requires at least 1, got {num}")
+    pool.share_memory(num_processes)
     arch = gpu_arch("`bench --orders`")
     path = path or Path(__file__).parent / "results" / "orders" / f"{arch.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
-    problems, timed = sample(num, seed, arch), []
+    problems, found = sample(num, seed, arch), dict[int, dict[str, Any]]()
+    time = functools.partial(measure, arch=arch, rounds=rounds)
     with progress_bar("products") as progress:
-        for i, problem in enumerate(problems):
-            if found := measure(problem, arch, rounds):
-                timed.append(found)
-                lines = ",\n".join(map(json.dumps, timed))
+        for num_done, (i, times) in enumerate(pool.each(time, problems, num_processes)):
+            if times:
+                found[i] = times
+                lines = ",\n".join(json.dumps(found[i]) for i in sorted(found))
                 head = json.dumps({"format": FORMAT, "facts": facts}).removesuffix("}")
                 path.write_text(f'{head}, "products": [\n{lines}\n]}}\n')
-            progress(i + 1, len(problems))
+            progress(num_done + 1, len(problems))
+    timed = list(found.values())
     if not timed:
         raise ValueError(f"`--orders` requires kernels, got none: {decide(problems[0], None, None).reason}")
     for what in ("orders", "hints"):

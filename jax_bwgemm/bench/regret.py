@@ -6,6 +6,7 @@ The table of measured times is ignored. The result file has every time, for whoe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.bench import machine
+from jax_bwgemm.bench import machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import LAYERS
 from jax_bwgemm.bench.tune import aligned
@@ -45,9 +46,12 @@ DTYPES = (
 WORST = 10
 
 
-def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "", of: str = "all") -> int:
+def main(
+    num: int, seed: int, rounds: int, out: Path | None, commit: str = "", of: str = "all", num_processes: int = 1
+) -> int:
     """Times `num` random products, prints the statistics, writes all times to `out` if given, as they come. `of`: one
     of SAMPLES."""
+    pool.share_memory(num_processes)
     for flag, value in (("--regret", num), ("--rounds", rounds)):
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
@@ -55,7 +59,14 @@ def main(num: int, seed: int, rounds: int, out: Path | None, commit: str = "", o
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
     problems = SAMPLES[of](num, seed, arch)
     with progress_bar("products") as progress:
-        timed = measure(problems, arch, rounds, progress, keep=lambda timed: save(timed, out, facts) if out else None)
+        timed = measure(
+            problems,
+            arch,
+            rounds,
+            progress,
+            keep=lambda timed: save(timed, out, facts) if out else None,
+            num_processes=num_processes,
+        )
     if not timed:
         raise ValueError(f"`bench --regret` requires kernels, got none: {kernels(problems[0], arch)[0].reason}")
     print(text(timed, num))
@@ -121,15 +132,17 @@ def measure(
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
     clock: Clock | None = None,
     keep: Callable[[list[Timed]], None] = lambda timed: None,
+    num_processes: int = 1,
 ) -> list[Timed]:
-    """The times of the problems that have a kernel at hand; `keep` gets those so far after each."""
-    asked, timed = list(problems), []
-    for i, problem in enumerate(asked):
-        if (found := time_kernels(problem, arch, rounds, clock, SLOWEST)) is not None:
-            timed.append(found)
-            keep(timed)
-        progress(i + 1, len(asked))
-    return timed
+    """The times of the problems that have a kernel at hand, in their order; `keep` gets those so far after each."""
+    asked, found = list(problems), dict[int, Timed]()
+    time = functools.partial(time_kernels, arch=arch, rounds=rounds, clock=clock, slowest=SLOWEST)
+    for num_done, (i, timed) in enumerate(pool.each(time, asked, num_processes)):
+        if timed is not None:
+            found[i] = timed
+            keep([found[i] for i in sorted(found)])
+        progress(num_done + 1, len(asked))
+    return [found[i] for i in sorted(found)]
 
 
 def statistics(regrets: Sequence[float]) -> dict[str, float]:

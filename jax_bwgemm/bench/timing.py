@@ -3,18 +3,25 @@ all alike. Knows no product."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+
+from jax_bwgemm import _files
 
 MIN_ROUNDS, MAX_ROUNDS = 15, 101
 HOST_BATCH = 20  # calls between two waits of the host clock
 PAUSE = 5  # times as long as what was measured; not measured, at work for two sevenths of the time is below the limit
 Measure = Callable[[], float]
+
+_turn: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,29 +83,42 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     return "CUPTI kernel time", _kernel_clock
 
 
+def take_turns(path: Path) -> None:
+    """From here on `kernel_times` waits until no other process that was told the same path is at it."""
+    global _turn
+    _turn = functools.partial(_files.locked, path)
+
+
 def kernel_times(function: Any, rounds: int, *args: Any, rests: bool = False) -> list[tuple[str, float]]:
     """(symbol, microseconds) of every kernel that `rounds` calls run; if it `rests`, the GPU does so behind each. Two
     calls before them are not measured.
 
     ValueError without CUPTI, of which a process has one user at a time.
     """
+    with _turn():
+        found = _kernel_times(function, rounds, args, rests)
+    calls = found if rests or rounds > 1 else [found]
+    return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]
+
+
+def _kernel_times(function: Any, rounds: int, args: Sequence[Any], rests: bool) -> list[Any]:
+    """As the profiler has them: of each round a list, or, of one call of it, one of all kernels' (symbol,
+    milliseconds)."""
     jax.block_until_ready(function(*args))  # here, so that its own errors are not taken for CUPTI's
     try:
         from jax.experimental.mosaic.gpu import profiler
 
-        if rests:
-            measured, found = profiler.measure(function, aggregate=False), []
-            for _ in range(rounds):
-                found.append(measured(*args)[1] or [])
-                rest(_total_us(found[-1]))
-        else:
-            found = profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
+        if not rests:
+            return profiler.measure(function, aggregate=False, iterations=rounds)(*args)[1] or []
+        measured, found = profiler.measure(function, aggregate=False), []
+        for _ in range(rounds):
+            found.append(measured(*args)[1] or [])
+            rest(_total_us(found[-1]))
+        return found
     except Exception as error:  # an optional private tool, that fails in ways of its own
         raise ValueError(
             f"timing single kernels requires CUPTI, which jax's own package for CUDA has: {error}"
         ) from error
-    calls = found if rests or rounds > 1 else [found]
-    return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]
 
 
 def _kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jax_bwgemm.bench import machine
+from jax_bwgemm.bench import machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import DEFAULT, Case
 from jax_bwgemm.cli.drawing import progress_bar
@@ -17,19 +18,21 @@ from jax_bwgemm.runtime.decision import kernels
 HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
 
 
-def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: str = "") -> int:
+def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: str = "", num_processes: int = 1) -> int:
     """Times `shapes`, prints what is fastest, merges a table of times into `path` (the user's own by default).
 
     Exit code 1 if none has a kernel at hand. ValueError without a GPU that has kernels.
     """
     if rounds < 1:
         raise ValueError(f"`--rounds` requires at least 1, got {rounds}")
+    pool.share_memory(num_processes)
     cases = map(Case.from_str, shapes or DEFAULT)
     problems = list(dict.fromkeys(problem for case in cases for problem in case.tuned))
     arch = gpu_arch("`bench --tune`")
     path = path or measured.user_path(arch.name)
     with progress_bar("products") as progress:
-        timed = tune(problems, arch, rounds, path, machine.describe(commit), progress)
+        facts = machine.describe(commit)
+        timed = tune(problems, arch, rounds, path, facts, progress, num_processes=num_processes)
     print(f"{arch.name}: kernel times, medians of {rounds} rounds", aligned(timed), sep="\n")
     print(f"wrote {path}")
     for problem in problems:
@@ -46,16 +49,19 @@ def tune(
     facts: dict[str, str],
     progress: Callable[[int, int], None] = lambda num_done, num_all: None,
     clock: Clock | None = None,
+    num_processes: int = 1,
 ) -> list[Timed]:
-    """Times the problems that have kernels at hand, and merges each into `path` at once."""
-    asked, timed = list(problems), []
-    for i, problem in enumerate(asked):
-        if (found := time_kernels(problem, arch, rounds, clock)) is not None:
-            timed.append(found)
+    """Times the problems that have kernels at hand, and merges each into `path` at once; in the order of the
+    problems."""
+    asked, timed = list(problems), dict[int, Timed]()
+    time = functools.partial(time_kernels, arch=arch, rounds=rounds, clock=clock)
+    for num_done, (i, found) in enumerate(pool.each(time, asked, num_processes)):
+        if found is not None:
+            timed[i] = found
             record = found.record
             measured.save(measured.Table(arch.name, facts, {record.problem: record}), path)
-        progress(i + 1, len(asked))
-    return timed
+        progress(num_done + 1, len(asked))
+    return [timed[i] for i in sorted(timed)]
 
 
 def aligned(timed: Iterable[Timed]) -> str:

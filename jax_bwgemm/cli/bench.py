@@ -25,7 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds a shape, at least (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="more rounds, until these passed (%(default)s)")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="medians over so many whole runs (1)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="medians over so many whole runs (1); of --tune, --regret, --orders: side by side",
+    )
     parser.add_argument(
         "--merge", type=Path, nargs="+", metavar="RESULT", help="instead: one result of several runs, with medians"
     )
@@ -107,15 +113,15 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         from jax_bwgemm.bench import tune
 
-        return tune.main(args.shapes, args.rounds, args.table, args.commit)
+        return tune.main(args.shapes, args.rounds, args.table, args.commit, args.processes)
     if args.regret is not None:
         from jax_bwgemm.bench import regret
 
-        return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit, args.of)
+        return regret.main(args.regret, args.seed, args.rounds, args.json, args.commit, args.of, args.processes)
     if args.orders is not None:
         from jax_bwgemm.bench import orders
 
-        return orders.main(args.orders, args.seed, args.rounds, args.json, args.commit)
+        return orders.main(args.orders, args.seed, args.rounds, args.json, args.commit, args.processes)
     if args.fit:
         from jax_bwgemm.bench import fit
 

@@ -53,7 +53,8 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     """
     if _is_store(problem, arch):
         return 1, int(problem.c_major == "m")
-    longer, shares = int(problem.n > problem.m), arch.family.neighbours_share and not tile.direct
+    longer = int(problem.n > problem.m)
+    shares = arch.family.neighbours_share and not (tile.direct or tile.symmetric)  # these were not measured
     is_short = num_waves(tile, problem, arch) <= FEW_WAVES
     if shares and is_short and tile.cluster_ctas <= SPREAD_CTAS:
         sides = cluster_tiles(tile, problem)
@@ -61,7 +62,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
         return min(orders, key=lambda order: _gpc_bytes(tile, problem, arch, *order))
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
     along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
-    is_held = operand_bytes(problem)[1 - along_n] <= arch.l2_bytes
+    is_held = problem.batch == 1 and operand_bytes(problem)[1 - along_n] <= arch.l2_bytes
     return min(choices[along_n], HELD_GROUP) if shares and is_held and not is_short else choices[along_n], along_n
 
 

@@ -81,6 +81,8 @@ def test_what_is_little_but_a_large_result_is_written_along_it(problem, expected
         (Problem(8192, 8192, 512), Tile(128, 256), (2, 0)),  # 16 waves: b stays in the L2 cache
         (Problem(8192, 8192, 8192), Tile(128, 256), (16, 0)),  # 134 MB do not
         (Problem(1280, 1280, 1280), Tile(64, 224, cluster_m=4, cluster_n=2), (4, 0)),  # eight CTAs: of any GPC
+        (Problem(8192, 8192, 512, symmetric=True, b_major="k"), Tile(128, 256, symmetric=True), (16, 0)),
+        (batched(4, 4096, 4096, 512), Tile(128, 256), (16, 0)),
     ],
     ids=str,
 )
