@@ -44,7 +44,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
     tile columns of B, least where both are equally many bytes. Groups of rows read A once, and B once each, unless it
     stays in `retained` of the cache; groups of columns the other way round. Where both read as much, the groups span
     the longer side. On an H200, rows were faster than columns for 4096x128256x4096 and 8192x14336x4096, and columns
-    than rows for 8192x50264x768. Beside an operand that the cache holds, groups of two were faster than wider ones.
+    than rows for 8192x50264x768. Beside an operand that the cache retains, groups of two were faster than wider ones.
 
     A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies,
     where its store takes longer than its MMAs: 1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128),
@@ -62,7 +62,7 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
         return min(orders, key=lambda order: _gpc_bytes(tile, problem, arch, *order))
     choices = {along_n: _group(tile, problem, arch, along_n) for along_n in (longer, 1 - longer)}
     along_n = min(choices, key=lambda along_n: _bytes_read(tile, problem, arch, along_n, choices[along_n]))
-    is_held = problem.batch == 1 and operand_bytes(problem)[1 - along_n] <= arch.l2_bytes
+    is_held = problem.batch == 1 and operand_bytes(problem)[1 - along_n] <= arch.constants.retained * arch.l2_bytes
     return min(choices[along_n], HELD_GROUP) if shares and is_held and not is_short else choices[along_n], along_n
 
 

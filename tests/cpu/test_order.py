@@ -216,7 +216,7 @@ def test_the_page_has_the_losses() -> None:
             [x for x in losses[len(before) :] if x is not None],
         )
     )
-    assert f"{len(before)} products, half of them random" in TEXT
+    assert f"{len(before)} products, random ones and ones of models' layers" in TEXT
     assert f"lost {then[0]} % on average to the best of up to twelve, {then[1]} % and more in one of ten" in TEXT
     assert f"and {then[2]} % at most; the rule, which was made with these products, loses {now[0]}, {now[1]}" in TEXT
     assert f"and {now[2]} %. Of {len(drawn)} random ones that it had not seen it loses {new[0]}, {new[1]}" in TEXT
