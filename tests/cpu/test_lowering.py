@@ -50,7 +50,7 @@ def test_attributes(artifacts_dir):
         "cluster_k": "1 : i32",
         "num_threads": f"{entry.num_threads} : i32",
         "smem_bytes": f"{entry.smem_bytes} : i32",
-        "raster_group": "4 : i32",
+        "raster_group": "1 : i32",
         "raster_along_n": "1 : i32",
         "raster_order": "1 : i32",
         "a_l2": "normal",
