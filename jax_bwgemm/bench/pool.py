@@ -30,8 +30,6 @@ def each(
 ) -> Iterator[tuple[int, Found]]:
     """(position, what the function found) of all that is `asked`, as they come. More than one process need functions
     that can be pickled; their exceptions are raised here."""
-    if num_processes < 1:
-        raise ValueError(f"`--processes` requires at least 1, got {num_processes}")
     if num_processes == 1:
         yield from enumerate(map(function, asked))
         return

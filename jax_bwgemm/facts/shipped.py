@@ -164,7 +164,6 @@ HOPPER_SWAPPED = (
     Tile(128, 80, cluster_n=2, pingpong=True),
     Tile(128, 96, cluster_k=4),
     Tile(128, 128, cluster_m=4, pingpong=True),
-    Tile(128, 144, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 160, cluster_n=2),
     Tile(128, 160, cluster_m=4, pingpong=True),
     Tile(128, 160, cluster_m=2, stream_k=True),

@@ -26,7 +26,7 @@ from jax_bwgemm.facts.tile import Tile
 L2_HINTS = ("normal", "evict_first", "evict_last")
 RASTER_ORDERS = ("groups", "snake")
 STORE, SHORT_SUM = 12, 128  # times its operands' bytes, and terms at most: what takes as long as its result's store
-FEW_WAVES, SPREAD_CTAS = 2, 4  # of tiles, and CTAs of a cluster, at most: where it counts which GPC a tile is in
+FEW_WAVES, SPREAD_CTAS = 2, 4  # of tiles, and CTAs of a cluster, at most: where it gains to ask which GPC a tile is in
 GPC_SMS = 16  # of an H100 and an H200, or 18
 GROUPS = (1, 2, 4, 8, 16, 32)
 HELD_GROUP = 2  # beside an operand that the L2 cache holds
@@ -48,8 +48,8 @@ def raster(tile: Tile, problem: Problem, arch: Arch) -> tuple[int, int]:
 
     A result that does not fit into the L2 cache, beside operands that are a small part of it, is written as it lies,
     where its store takes longer than its MMAs: 1 to 8 % faster there (8192x8192x64:nt, 4696x11976x8, 16384x4096x128),
-    2 % slower where it is no more than six times its operands (4096x14336x512), and 12 % for longer sums
-    (8192x28672x256).
+    2 % slower where it is no more than six times its operands (4096x14336x512), and 11 % for longer sums
+    (8192x28672x256:tn).
     """
     if _is_store(problem, arch):
         return 1, int(problem.c_major == "m")
@@ -91,8 +91,8 @@ def walked(tile: Tile, problem: Problem, arch: Arch, group: int, along_n: int) -
 def _gpc_bytes(tile: Tile, problem: Problem, arch: Arch, group: int, along_n: int) -> int:
     """Of both operands, a term of k, that cross to all GPCs, where a GPC's CTAs read each part together.
 
-    CTAs that are clusters of their own come to an H200's GPCs one GPC after the other; clusters of two and four go
-    round them (by %smid and what may be one cluster, and the same in every launch; those of eight begin anywhere).
+    CTAs that are clusters of their own come to an H200's GPCs one GPC after the other; clusters of several go round
+    them, wherever they begin.
     """
     m, n = walked(tile, problem, arch, group, along_n)
     wave, place = np.divmod(np.arange(len(m)), concurrent_clusters(tile, arch))
@@ -121,8 +121,8 @@ def l2_hints(tile: Tile, problem: Problem, arch: Arch) -> tuple[str, str]:
     """(a_l2, b_l2): an operand that is most of all bytes is a stream, which the L2 cache lets go first.
 
     Tiles that share a part of it read that at about the same time, and what the cache keeps longer is the rest. On an
-    H200 such products take 0 to 10 % less so, and no less with the other operand kept last; where the result is larger
-    than a fifth of the bytes, they take up to 1 % more (docs/hopper.md).
+    H200 seven such products take 0.6 to 7 % less so; where the result is a larger part of the bytes, it may cost as
+    much (docs/hopper.md).
 
     Where all of it fits into what is `retained`, the cache's own order is right: whoever reads the result, or the
     operands again, finds them. Threads that load, as those of direct tiles do, say nothing to the cache.

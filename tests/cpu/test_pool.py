@@ -55,11 +55,6 @@ def test_processes_that_measure_take_turns(tmp_path: Path) -> None:
     assert first[1] <= second[0]
 
 
-def test_no_process() -> None:
-    with pytest.raises(ValueError, match="`--processes` requires at least 1, got 0"):
-        list(pool.each(double, [1], 0))
-
-
 def test_memory_is_shared_by_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     pool.share_memory(1)

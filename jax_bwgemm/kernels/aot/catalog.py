@@ -146,8 +146,7 @@ HOPPER_PLAIN = {
         "192x96, 256x112, 64x64 4x2 pingpong, 64x128 4x1 pingpong, 128x96 4x1 pingpong, 128x112 2x2 pingpong, "
         "128x128 2x2 pingpong, 64x96 1x1x8, 64x96 4x2 pingpong, 64x96 4x2 streamk, 128x192 4x2 streamk, "
         "64x192 4x2 pingpong, 64x48 2x2 pingpong, 64x224 4x2 pingpong, 128x112 2x4 pingpong, 128x160 2x4 pingpong, "
-        "64x96 1x1x2, 128x160 1x2, 128x48 1x2 pingpong, 128x160 4x1 pingpong, 128x96 1x1x4, 64x96 2x2 pingpong, "
-        "128x144 2x2 pingpong"
+        "64x96 1x1x2, 128x160 1x2, 128x48 1x2 pingpong, 128x160 4x1 pingpong, 128x96 1x1x4, 64x96 2x2 pingpong"
     ),
     "kkm": _tiles(
         "128x32, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, 64x112 1x1x4, 64x48 1x1x8, "
