@@ -1,4 +1,5 @@
-"""`bench --tune`: the times of every kernel for given products, into a table that the planner follows."""
+"""`bench --tune`: the times of the kernels that may be fastest for given products, into a table that the planner
+follows."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime.decision import kernels
 
+SLOWEST = 2.0  # times the least that is predicted of a product's kernels: what is to take longer is not timed
 HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
 
 
@@ -51,10 +53,10 @@ def tune(
     clock: Clock | None = None,
     num_processes: int = 1,
 ) -> list[Timed]:
-    """Times the problems that have kernels at hand, and merges each into `path` at once; in the order of the
-    problems."""
+    """Times the problems that have kernels at hand, of each those that are not predicted to be the slowest, and merges
+    it into `path` at once; in the order of the problems."""
     asked, timed = list(problems), dict[int, Timed]()
-    time = functools.partial(time_kernels, arch=arch, rounds=rounds, clock=clock)
+    time = functools.partial(time_kernels, arch=arch, rounds=rounds, clock=clock, slowest=SLOWEST)
     for num_done, (i, found) in enumerate(pool.each(time, asked, num_processes)):
         if found is not None:
             timed[i] = found

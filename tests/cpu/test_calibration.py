@@ -37,11 +37,11 @@ ROOT = Path(__file__).parent.parent.parent
 HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
 HELD_OUT = {
-    "h200_held_out.json": (0.015, 0.05, 0.3),
     "h100_held_out.json": (0.015, 0.05, 0.3),
     "h100_wide_held_out.json": (0.02, 0.055, 0.3),
     "h200_many_held_out.json": (0.015, 0.05, 0.3),
     "h200_random_held_out.json": (0.015, 0.05, 0.3),
+    "h200_orders_held_out.json": (0.015, 0.05, 0.3),
     "h200_explored.json": (0.02, 0.065, 0.4),
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
 H200 = by_name("h200")
@@ -330,15 +330,16 @@ def test_kernels_of_before_count_half() -> None:
     fitted = json.loads((calibration.SHIPPED / "hopper.json").read_text())["products"]
     weights = {name: calibrate._weight(RESULTS / name) for name in fitted}
     before = [name for name, weight in weights.items() if weight < 1.0]
-    ship, batched = ([name for name, weight in weights.items() if weight == own] for own in (2.0, 3.0))
+    ship, batched, latest = ([name for name, weight in weights.items() if weight == own] for own in (2.0, 3.0, 5.0))
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     said = f"half of their weight, of {sum(fitted[x] for x in before)} longer ones of before (`{'`, `'.join(before)}`)"
-    assert {weights[name] for name in before} == {0.5} and set(weights.values()) == {0.5, 1.0, 2.0, 3.0}
+    assert {weights[name] for name in before} == {0.5} and set(weights.values()) == {0.5, 1.0, 2.0, 3.0, 5.0}
     assert f"with twice, of {sum(fitted[x] for x in ship):,} of H100s and H200s with the kernels that ship" in page
     (name,) = batched
     many = sum(product.problem.batch > 1 for product in load(RESULTS / name)[1])
     assert f"with three times, of {fitted[name]} of an H200, {many} of them of many matrices (`{name}`)" in page
     assert said in page, said
+    assert f"with five times, of {sum(fitted[x] for x in latest):,} of an H200 (`{'`, `'.join(latest)}`)" in page
 
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
