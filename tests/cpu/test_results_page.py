@@ -43,6 +43,15 @@ def test_tables_of_products_are_as_rendered(name: str) -> None:
     assert places == sorted(places) and places[len(places) - 2] - places[0] < len(text) + 2
 
 
+def test_loads_are_those_of_their_file() -> None:
+    text = render.markdown(report.load(RESULTS / "h200_sustained.json")).splitlines()
+    head = next(i for i, line in enumerate(text) if line.startswith("| sustained"))
+    wanted = [line for line in text[head:] if line.startswith("| ")]
+    assert len(wanted) == 4
+    first = PAGE.index(wanted[0])
+    assert PAGE[first : first + 5] == [*wanted, ""]
+
+
 def test_the_conditions_are_said() -> None:
     """Of the first table, whose machine all others have."""
     text = render.markdown(report.load(RESULTS / "h200.json"))
@@ -169,6 +178,7 @@ def test_random_products_are_those_of_their_file() -> None:
         own = [row for row in found if row.variant and what in row.variant]
         assert f"| {name} | {len(own)} | {_means(own)} |" in PAGE
     for name, commit, start in (
+        ("h200-291201", "80037b3", "{} products of another seed"),
         ("h200-281128", "8f48dce", "{} products of five seeds"),
         ("h200-291103", "22ffb4f", "{} products of three more seeds"),
         ("h200-281211", "1a894b8", "{} products of three other seeds"),
@@ -295,9 +305,8 @@ def test_readme_says_the_means() -> None:
     assert f"(geometric means of {len(products)} products" in readme
     alone = report.summary(report.load(RESULTS / "h200_model.json").rows)
     assert alone.rows == len(products)
-    said = (
-        f"By its choices alone the same {alone.rows} products had {alone.to_default:.3f} and {alone.to_best:.3f} (one"
-    )
+    had = f"had {alone.to_default:.3f} and {alone.to_best:.3f} (one"
+    said = f"By the cost model's choices alone the same {alone.rows} products {had}"
     assert said in " ".join(PAGE)
     own = report.summary(found)
     assert f"Of {len(found)} random products that nobody tuned, XLA takes {own.to_default:.3f} times as long" in readme
