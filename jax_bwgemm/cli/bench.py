@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="result file (default: bench/results/DEVICE.json)")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw a roofline and the ratios, as SVG and PNG")
-    parser.add_argument("--tune", action="store_true", help="instead: time all kernels of --shapes for the planner")
+    parser.add_argument("--tune", action="store_true", help="instead: time the kernels of --shapes for the planner")
     parser.add_argument("--table", type=Path, metavar="FILE", help="what --tune writes (default: the user's table)")
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the planner's choices lose, N products")
     parser.add_argument(

@@ -41,7 +41,7 @@ def examine() -> Iterator[Finding]:
     """All findings; what would run comes last."""
     on_gpus, archs = gpus.examine()
     findings = [checks.python(), checks.jax(bool(archs)), checks.library()]
-    findings += [*checks.kernels({arch.target for arch in archs}), *checks.caches(), *on_gpus]
+    findings += [*checks.kernels({arch.target for arch in archs}), *checks.caches(), *checks.times(archs), *on_gpus]
     yield from findings
     if archs and all(finding.state != "problem" for finding in findings):
         for finding in gpus.trials():

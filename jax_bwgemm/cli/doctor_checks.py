@@ -1,7 +1,9 @@
-"""What `doctor` finds without a GPU: versions, the library, kernels and their hashes, the user's cache."""
+"""What `doctor` finds without a GPU: versions, the library, kernels and their hashes, the user's cache, tables of
+times."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import platform
@@ -14,7 +16,8 @@ from pathlib import Path
 from jax_bwgemm import _files
 from jax_bwgemm._files import FileError
 from jax_bwgemm._version import __version__
-from jax_bwgemm.facts.arch import TARGETS
+from jax_bwgemm.facts.arch import TARGETS, Arch
+from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime import artifacts, packs
 from jax_bwgemm.runtime.artifacts import Manifest, ManifestError
 
@@ -135,6 +138,38 @@ def caches() -> Iterator[Finding]:
         yield Finding("cache", "warning", sentence)
         return
     yield Finding("cache", "ok", f"{root} is this user's alone")
+
+
+def times(archs: Collection[Arch]) -> Iterator[Finding]:
+    """One finding a table of measured times of these devices, the user's or the one that shipped: whether they are of
+    the kernels at hand, for others do not count."""
+    at_hand = {cubin[: measured.CUBIN_DIGITS] for cubin in _cubins()} if archs else set()
+    for arch in dict.fromkeys(archs):
+        for path in measured.paths(arch.name):
+            if _files.stamp(path) is None:
+                continue
+            try:
+                records = measured.load(path).records.values()
+            except ValueError as error:
+                yield Finding("times", "warning", str(error))
+                continue
+            num_others = sum(any(time.cubin not in at_hand for time in record.times) for record in records)
+            if num_others:
+                text = f"{num_others} of {len(records)} products in {path} were timed with other kernels than these"
+                remedy = "the cost model decides for them until `python -m jax_bwgemm bench --tune` has measured them"
+                yield Finding("times", "warning", text, remedy)
+            else:
+                yield Finding("times", "ok", f"{len(records)} products in {path}, timed with these kernels")
+
+
+def _cubins() -> Iterator[str]:
+    """The hashes of all that are at hand, whether they are whole or not."""
+    for directory in artifacts.artifact_dirs():
+        names = [artifacts.PACKED_MANIFEST.format(target) for target in artifacts.packed_targets(directory)]
+        for name in (*names, artifacts.MANIFEST_NAME):
+            if _files.stamp(directory / name) is not None:
+                with contextlib.suppress(ManifestError):  # which `kernels` says
+                    yield from Manifest.read(directory / name).cubins
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,7 @@
 Each says what it is: published, measured, fitted or assumed. Blackwell's were fitted to ten published figures, which
 `python -m jax_bwgemm explain --published` prints with the error of each. Hopper's were fitted to kernel times on an
 H200: of random products (`bench/results/regret/h200_fitted.json`), of others with tiles that came later
-(`h200_tiles.json`), and of layers of models (`planner/tables/h200.json`).
+(`h200_tiles.json`), and of layers of models (a table of measured times that shipped then).
 `python -m jax_bwgemm bench --fit` refits them to such files, which `--regret` writes, and prints what the choices lose.
 """
 

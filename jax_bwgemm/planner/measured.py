@@ -112,7 +112,7 @@ def _user_path(arch: str, named: str | None, cache: str | None, home: str | None
         return None
 
 
-def _paths(arch: str) -> Iterator[Path]:
+def paths(arch: str) -> Iterator[Path]:
     """Of the tables that there may be: the user's, if there is a home, and the one that shipped."""
     user = _user_path(arch, *map(os.environ.get, _VARIABLES))
     yield from (path for path in (user, shipped_path(arch)) if path)
@@ -121,14 +121,14 @@ def _paths(arch: str) -> Iterator[Path]:
 def found(arch: str, problem: Problem) -> Iterator[Record]:
     """What was measured of `problem`: the user's record, then the one that shipped. A broken table is a warning."""
     name = key(problem)
-    for path in _paths(arch):
+    for path in paths(arch):
         if record := _records(path, arch, _files.stamp(path)).get(name):
             yield record
 
 
 def state(arch: str) -> tuple[object, ...]:
     """Of both tables, what changes with them."""
-    return tuple((path, _files.stamp(path)) for path in _paths(arch))
+    return tuple((path, _files.stamp(path)) for path in paths(arch))
 
 
 def shipped(arch: str, problem: Problem) -> Record | None:

@@ -155,6 +155,11 @@ class Manifest:
         return tuple(self._raw)
 
     @property
+    def cubins(self) -> tuple[str, ...]:
+        """The sha256 of each cubin as it is written there, in the order of the names."""
+        return tuple(str(fields.get("cubin_sha256", "")) for _, fields in self._raw.values())
+
+    @property
     def directory(self) -> pathlib.Path:
         return self.path.parent
 

@@ -20,8 +20,10 @@ from jax_bwgemm.cli import doctor, doctor_checks, doctor_gpus, doctor_trials
 from jax_bwgemm.cli.doctor_checks import Finding
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
+from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime import artifacts, ffi, packs
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +201,36 @@ def test_the_cache(kernels) -> None:
     (theirs,) = doctor_checks.caches()
     assert theirs.state == "warning" and "that nobody else can write to, got one of user" in theirs.text
     assert "remove it, or set XDG_CACHE_HOME" in theirs.text
+
+
+def test_times_of_other_kernels_are_said(kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each table of the devices of this machine, by the cubins of its times."""
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path / "own"))
+    assert list(doctor_checks.times([H200])) == list(doctor_checks.times([])) == []
+    cubin = fake_entry(HOPPER).cubin_sha256[: measured.CUBIN_DIGITS]
+
+    def save(path: Path, *cubins: str) -> None:
+        found = [
+            measured.Record(
+                measured.key(Problem(64 * i, 64, 64)), measured.now(), (measured.Time(str(HOPPER.tile), False, 2.0, x),)
+            )
+            for i, x in enumerate(cubins, 1)
+        ]
+        measured.save(measured.Table("h200", {}, {record.problem: record for record in found}), path)
+
+    save(measured.user_path("h200"), cubin)
+    save(measured.shipped_path("h200"), cubin, "0" * measured.CUBIN_DIGITS)
+    fine, other = doctor_checks.times([H200, H200])
+    assert (fine.state, other.state) == ("ok", "warning")
+    assert fine.text == f"1 products in {measured.user_path('h200')}, timed with these kernels"
+    assert other.text.startswith("1 of 2 products in ") and "bench --tune" in (other.remedy or "")
+    measured.user_path("h200").write_text("{")
+    assert next(doctor_checks.times([H200])).text.startswith("a table of times requires what this version writes")
+    for kernel in (HOPPER, BLACKWELL):
+        (kernels / f"{kernel.name}.cubin").unlink()
+    (kernels / "manifest.json").write_text("{")  # which `kernels` says
+    assert list(doctor_checks.times([H200]))[1].text.startswith("2 of 2 products")
 
 
 @pytest.mark.parametrize(

@@ -274,8 +274,8 @@ def test_accelerate_takes_the_epilogue_along(kernels: None) -> None:
 def test_over_a_mesh_the_part_of_a_device_is_divided(
     kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """12864 rows over 8 devices are 1608 of each, whose tiles are few. Of them all, one kernel is at hand that XLA would
-    not be asked for instead of."""
+    """12864 rows over 8 devices are 1608 of each, whose tiles are few. For all of them one kernel is at hand, too, so
+    that they are not left to XLA."""
     whole = entry(Tile(128, 96, cluster_m=4, pingpong=True), "mn", "bfloat16")
     (tmp_path / "more").mkdir()
     write_fake_artifacts(tmp_path / "more", [*KERNELS, whole])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import re
 import sys
 import types
@@ -224,6 +225,21 @@ def test_tuning_writes_what_the_planner_follows(
     assert saved is not None and saved.times[0].tile == found[0].name(found[0].fastest)
     assert measured.load(path).machine == {"name": "x"}
     assert found[0].regret > 0 and tune.line(found[0])[0] == measured.key(PROBLEM)
+
+
+def test_what_is_predicted_to_take_long_is_not_timed(
+    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a product's kernels, by the times that are predicted of them."""
+
+    def tuned(slowest: float) -> set[float]:
+        monkeypatch.setattr(tune, "SLOWEST", slowest)
+        (found,) = tune.tune([PROBLEM], H200, 3, tmp_path / f"{slowest}.json", {}, clock=countdown)
+        return {c.cost.us for d in found.decisions if d.plan for c in d.plan.candidates if c.cost}
+
+    everything = tuned(math.inf)
+    limit = 1.001 * sorted(everything)[1] / min(everything)
+    assert len(everything) > 2 and tuned(limit) == {us for us in everything if us <= limit * min(everything)}
 
 
 def test_an_end_of_any_kind_keeps_what_was_timed(artifacts_dir: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_contents(machine):
     sources = {
         name
         for name in listed.split()
-        if not name.startswith(tuple(f"jax_bwgemm/bench/results/{x}/" for x in ("orders", "regret", "xla")))
+        if not name.startswith(tuple(f"jax_bwgemm/bench/results/{x}/" for x in ("orders", "random", "regret", "xla")))
     }
     assert len(sources) < len(listed.split())  # what the planner was fitted to is left out, for it is large
     assert {f"jax_bwgemm/{name}" for name in own - packs} - {"jax_bwgemm/_lib/libjax_bwgemm_ffi.so"} == sources
@@ -176,7 +176,7 @@ def test_doctor_finds_no_problem(bare: Bare):
 
 
 def test_the_tiny_tests(bare: Bare):
-    for name in ("conftest.py", "completeness.py", "cases.py", "test_tiny.py"):
+    for name in ("conftest.py", "completeness.py", "shares.py", "cases.py", "test_tiny.py"):
         (bare.directory / "tests").mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, bare.directory / "tests" / name)
     arguments = ("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", bare.directory, "-p", "no:cacheprovider", "tests")
