@@ -19,7 +19,6 @@ from typing import Any
 from jax_bwgemm.bench import regret
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.constants import Constants
-from jax_bwgemm.facts.epilogue import Epilogue, parse
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
@@ -155,6 +154,5 @@ def _moved(value: float, name: str, rng: random.Random) -> float:
 
 
 def _measured(fields: dict[str, Any]) -> Measured:
-    problem = Problem(**fields["problem"] | {"epilogue": Epilogue(parse(fields["problem"]["epilogue"]))})
     times = {(Tile.from_str(kernel["tile"]), kernel["swapped"]): kernel["measured_us"] for kernel in fields["kernels"]}
-    return Measured(problem, times)
+    return Measured(regret.problem_of(fields["problem"]), times)

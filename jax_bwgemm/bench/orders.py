@@ -31,7 +31,10 @@ LEAST, LEAST_TERMS, MOST_US = 64, 256, 250.0  # rows and columns, and terms; of 
 DRAWN = 8  # products for each that is kept
 
 
-def main(num: int, seed: int, rounds: int, path: Path | None, commit: str, num_processes: int = 1) -> int:
+def main(
+    num: int, seed: int, rounds: int, path: Path | None, commit: str, of: str = "all", num_processes: int = 1
+) -> int:
+    """`of`: one of `regret.SAMPLES`; of "all", half are layers."""
     if num < 1:
         raise ValueError(f"`--orders` requires at least 1, got {num}")
     pool.share_memory(num_processes)
@@ -39,7 +42,7 @@ def main(num: int, seed: int, rounds: int, path: Path | None, commit: str, num_p
     path = path or Path(__file__).parent / "results" / "orders" / f"{arch.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
-    problems, found = sample(num, seed, arch), dict[int, dict[str, Any]]()
+    problems, found = sample(num, seed, arch, of), dict[int, dict[str, Any]]()
     time = functools.partial(measure, arch=arch, rounds=rounds)
     with progress_bar("products") as progress:
         for num_done, (i, times) in enumerate(pool.each(time, problems, num_processes)):
@@ -60,12 +63,17 @@ def main(num: int, seed: int, rounds: int, path: Path | None, commit: str, num_p
     return 0
 
 
-def sample(num: int, seed: int, arch: Arch) -> list[Problem]:
-    """At most `num` products that TMA loads and some of whose operands several tiles read: random ones, and as many of
-    models' layers."""
-    drawn = [*regret.sample(DRAWN * num, seed, arch)], [*regret.sample_of_layers(num, seed, arch)]
-    kept = [[problem for problem in problems if _is_tried(problem, arch)] for problems in drawn]
-    return list(dict.fromkeys((*kept[0][: num - num // 2], *kept[1][: num // 2])))
+def sample(num: int, seed: int, arch: Arch, of: str = "all") -> list[Problem]:
+    """At most `num` products that TMA loads and some of whose operands several tiles read."""
+    if of != "all":
+        return _tried(regret.SAMPLES[of](DRAWN * num, seed, arch), arch)[:num]
+    anything = _tried(regret.sample(DRAWN * num, seed, arch), arch)
+    layers = _tried(regret.sample_of_layers(num, seed, arch), arch)
+    return list(dict.fromkeys((*anything[: num - num // 2], *layers[: num // 2])))
+
+
+def _tried(problems: list[Problem], arch: Arch) -> list[Problem]:
+    return [problem for problem in problems if _is_tried(problem, arch)]
 
 
 def _is_tried(problem: Problem, arch: Arch) -> bool:
@@ -88,8 +96,12 @@ def measure(problem: Problem, arch: Arch, rounds: int) -> dict[str, Any] | None:
         _, *times_us = gpu_clock(problem, [first, first, *rest], arch, rounds, most=1)
         all_us[what] = {name: round(us, 3) for name, us in zip(plans, times_us, strict=True)}
     names = {"orders": order_name(own.raster_group, own.raster_along_n), "hints": hint_name(own.a_l2, own.b_l2)}
-    said = dataclasses.asdict(problem) | {"epilogue": str(problem.epilogue.out)}
-    return {"problem": said, "tile": str(own.tile), "swapped": own.swapped, "chosen": names} | all_us
+    return {
+        "problem": regret.fields_of(problem),
+        "tile": str(own.tile),
+        "swapped": own.swapped,
+        "chosen": names,
+    } | all_us
 
 
 def load(path: Path) -> tuple[Arch, list[tuple[Tile, Problem, dict[str, Any]]]]:
@@ -97,7 +109,7 @@ def load(path: Path) -> tuple[Arch, list[tuple[Tile, Problem, dict[str, Any]]]]:
     fields = json.loads(path.read_text())
     found = []
     for said in fields["products"]:
-        asked = Problem(**{name: value for name, value in said["problem"].items() if name != "epilogue"})
+        asked = regret.problem_of(said["problem"])
         found.append((Tile.from_str(said["tile"]), asked.transposed if said["swapped"] else asked, said))
     return by_name(fields["facts"]["arch"]), found
 

@@ -16,10 +16,11 @@ import numpy as np
 
 from jax_bwgemm.bench import machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
-from jax_bwgemm.bench.cases import LAYERS
+from jax_bwgemm.bench.cases import LAYERS, Case
 from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.epilogue import Epilogue, parse
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW
@@ -36,6 +37,7 @@ SLOWEST = 1.6  # times the least that is predicted of a product's kernels: what 
 ROWS = tuple(sorted({2**i for i in range(14)} | {3 * 2**i for i in range(12)} | {5 * 2**i for i in range(3, 11)}))
 MAX_LAYER_US = 150.0  # of the roofline of a layer's product: the planner loses least of those that take longest
 GRADIENT_ROWS = 256  # of a layer's operands, at least, where the product is the gradient of its weights
+FUSED = ("bias", "bias+relu", "bias+gelu", "bias+silu", "residual", "bias+residual", "bias+silu+residual")
 MOST_OF_PARTS = 4096  # rows and columns of a product whose k is in parts
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
@@ -104,6 +106,21 @@ def sample_of_layers(num: int, seed: int, arch: Arch) -> list[Problem]:
     return list(problems)
 
 
+def sample_of_fused(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """At most `num` different bfloat16 products of models' layers, forward, each with an epilogue of FUSED. None that
+    the shipped table has times of."""
+    rng = np.random.default_rng(seed)
+    problems: dict[Problem, None] = {}
+    for _ in range(100 * num):
+        (k, n), form = LAYERS[rng.integers(len(LAYERS))], rng.choice(("nn", "nt"))
+        problem = Case.from_str(f"{rng.choice(ROWS)}x{n}x{k}:{form}:{rng.choice(FUSED)}").fused
+        if roofline_us(problem, arch) <= MAX_LAYER_US and measured.shipped(arch.name, problem) is None:
+            problems[problem] = None
+        if len(problems) == num:
+            break
+    return list(problems)
+
+
 def sample_of_parts(num: int, seed: int, arch: Arch) -> list[Problem]:
     """`num` problems of few tiles and long sums in bfloat16, each in one of the numbers of parts of k that would be
     looked at (`parts.counts`)."""
@@ -122,7 +139,7 @@ def sample_of_parts(num: int, seed: int, arch: Arch) -> list[Problem]:
     return problems
 
 
-SAMPLES = {"all": sample, "layers": sample_of_layers, "parts": sample_of_parts}
+SAMPLES = {"all": sample, "layers": sample_of_layers, "fused": sample_of_fused, "parts": sample_of_parts}
 
 
 def measure(
@@ -184,8 +201,16 @@ def _fields(timed: Timed) -> dict[str, Any]:
         predicted_us = candidate.cost.us if candidate.cost else None
         name = {"tile": str(candidate.tile), "swapped": candidate.swapped}
         kernels.append(name | {"predicted_us": predicted_us, "measured_us": us})
-    problem = dataclasses.asdict(timed.problem) | {"epilogue": str(timed.problem.epilogue.out)}
-    return {"problem": problem, "modelled": timed.modelled_idx, "kernels": kernels}
+    return {"problem": fields_of(timed.problem), "modelled": timed.modelled_idx, "kernels": kernels}
+
+
+def fields_of(problem: Problem) -> dict[str, Any]:
+    """As a result file says it."""
+    return dataclasses.asdict(problem) | {"epilogue": str(problem.epilogue.out)}
+
+
+def problem_of(fields: dict[str, Any]) -> Problem:
+    return Problem(**fields | {"epilogue": Epilogue(parse(fields["epilogue"]))})
 
 
 def _random_problem(rng: np.random.Generator) -> Problem:

@@ -52,9 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the planner's choices lose, N products")
     parser.add_argument(
         "--of",
-        choices=("all", "layers", "parts"),
+        choices=("all", "layers", "fused", "parts"),
         default="all",
-        help="of --regret: any products, layers of models and squares, or parts of long sums (default: %(default)s)",
+        help="of --regret and --orders: any products, layers of models and squares, layers with an epilogue, or parts "
+        "of long sums (default: %(default)s)",
     )
     parser.add_argument("--orders", type=int, metavar="N", help="instead: orders of tiles and L2 hints, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.orders is not None:
         from jax_bwgemm.bench import orders
 
-        return orders.main(args.orders, args.seed, args.rounds, args.json, args.commit, args.processes)
+        return orders.main(args.orders, args.seed, args.rounds, args.json, args.commit, args.of, args.processes)
     if args.fit:
         from jax_bwgemm.bench import fit
 
