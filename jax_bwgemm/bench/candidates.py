@@ -32,6 +32,7 @@ from jax_bwgemm.facts.padding import contiguous, padded_shape
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Time, key, now
+from jax_bwgemm.planner.order import raster
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime import artifacts, ffi
 from jax_bwgemm.runtime.decision import Decision, kernels, target_arch
@@ -77,7 +78,7 @@ class Timed:
     @property
     def record(self) -> Record:
         """For a table of times, as of now."""
-        times = (Time(*self._text(i), us, self._cubin(i)) for i, us in enumerate(self.times_us))
+        times = (Time(*self._text(i), us, self._cubin(i), self._order(i)) for i, us in enumerate(self.times_us))
         return Record(key(self.problem), now(), tuple(sorted(times, key=lambda time: time.us)))
 
     def name(self, i: int) -> str:
@@ -98,6 +99,13 @@ class Timed:
     def _text(self, i: int) -> tuple[str, bool]:
         tile, is_swapped = self._choice(i)
         return str(tile), is_swapped
+
+    def _order(self, i: int) -> tuple[int, int] | None:
+        """Of the tiles of kernel `i`, if it is not the planner's."""
+        own = self.decisions[i].plan
+        assert own is not None and own.tile is not None  # a kernel at hand was planned
+        order = own.raster_group, own.raster_along_n
+        return None if order == raster(own.tile, own.problem, own.arch) else order
 
     def _cubin(self, i: int) -> str:
         entry = self.decisions[i].entry

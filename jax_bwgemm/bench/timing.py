@@ -18,6 +18,7 @@ from jax_bwgemm import _files
 
 MIN_ROUNDS, MAX_ROUNDS = 15, 101
 HOST_BATCH = 20  # calls between two waits of the host clock
+HEATS, LEADING = 3, 1.03  # rounds, behind which what takes so many times the least is measured no more
 PAUSE = 5  # times as long as what was measured; not measured, at work for two sevenths of the time is below the limit
 Measure = Callable[[], float]
 
@@ -46,10 +47,28 @@ def alternate(
     times: dict[str, list[float]] = {name: [] for name in measures}
     start, num_rounds = now(), 0
     while num_rounds < rounds or (num_rounds < MAX_ROUNDS and now() - start < seconds):
-        for name in _order(list(measures), num_rounds):
-            times[name].append(measures[name]())
+        _take_round(measures, times, num_rounds)
         num_rounds += 1
     return {name: summarise(values) for name, values in times.items()}
+
+
+def of_the_fastest(measures: Mapping[str, Measure], rounds: int) -> dict[str, float]:
+    """Medians of `rounds` alternate measurements of each; of those that the first HEATS of them show to be slower than
+    LEADING times the fastest, of these. No other process that takes turns measures meanwhile."""
+    times: dict[str, list[float]] = {name: [] for name in measures}
+    with _turn():
+        for i in range(min(HEATS, rounds)):
+            _take_round(measures, times, i)
+        limit = LEADING * min(map(statistics.median, times.values()))
+        leading = {name: measures[name] for name, values in times.items() if statistics.median(values) <= limit}
+        for i in range(HEATS, rounds):
+            _take_round(leading, times, i)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _take_round(measures: Mapping[str, Measure], times: dict[str, list[float]], round_idx: int) -> None:
+    for name in _order(list(measures), round_idx):
+        times[name].append(measures[name]())
 
 
 def _order(names: list[str], round_idx: int) -> list[str]:
@@ -77,10 +96,10 @@ def choose_clock() -> tuple[str, Callable[..., Measure]]:
     """
     host = f"host time of {HOST_BATCH} calls, launches included"
     try:
-        _kernel_clock(jax.jit(lambda x: x + 1), 1, jax.numpy.zeros(1024))()
+        kernel_clock(jax.jit(lambda x: x + 1), 1, jax.numpy.zeros(1024))()
     except Exception as error:  # an optional private tool: whatever it lacks here, the host's clock remains
         return f"{host} (no CUPTI: {error})", host_clock
-    return "CUPTI kernel time", _kernel_clock
+    return "CUPTI kernel time", kernel_clock
 
 
 def take_turns(path: Path) -> None:
@@ -121,7 +140,7 @@ def _kernel_times(function: Any, rounds: int, args: Sequence[Any], rests: bool) 
         ) from error
 
 
-def _kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:
+def kernel_clock(function: Any, num_products: int, *args: Any) -> Measure:
     """Microseconds of all kernels that one call runs, a product; the call is made once before, unmeasured."""
     from jax.experimental.mosaic.gpu import profiler
 

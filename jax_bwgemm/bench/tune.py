@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jax_bwgemm.bench import machine, pool
+from jax_bwgemm.bench import finals, machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import DEFAULT, Case
 from jax_bwgemm.cli.drawing import progress_bar
@@ -53,10 +53,10 @@ def tune(
     clock: Clock | None = None,
     num_processes: int = 1,
 ) -> list[Timed]:
-    """Times the problems that have kernels at hand, of each those that are not predicted to be the slowest, and merges
-    it into `path` at once; in the order of the problems."""
+    """Times the problems that have kernels at hand, of each those that are not predicted to be the slowest, the fastest
+    of these in every order of tiles (`finals`), and merges it into `path` at once; in the order of the problems."""
     asked, timed = list(problems), dict[int, Timed]()
-    time = functools.partial(time_kernels, arch=arch, rounds=rounds, clock=clock, slowest=SLOWEST)
+    time = functools.partial(_time, arch=arch, rounds=rounds, clock=clock)
     for num_done, (i, found) in enumerate(pool.each(time, asked, num_processes)):
         if found is not None:
             timed[i] = found
@@ -64,6 +64,11 @@ def tune(
             measured.save(measured.Table(arch.name, facts, {record.problem: record}), path)
         progress(num_done + 1, len(asked))
     return [timed[i] for i in sorted(timed)]
+
+
+def _time(problem: Problem, arch: Arch, rounds: int, clock: Clock | None) -> Timed | None:
+    found = time_kernels(problem, arch, rounds, clock, SLOWEST)
+    return found and finals.refined(found, arch, rounds, clock)
 
 
 def aligned(timed: Iterable[Timed]) -> str:

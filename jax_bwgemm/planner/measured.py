@@ -13,7 +13,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ _HEADER = {"format", "arch", "package_version", "command", "machine", "records"}
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Microseconds of one kernel, without what pads its operands; `cubin` begins the sha256 of what was timed."""
+    """Microseconds of one kernel, without what pads its operands; `cubin` begins the sha256 of what was timed. `order`:
+    of its tiles (raster_group, raster_along_n), if it is faster in another than the planner's."""
 
     tile: str
     swapped: bool
     us: float
     cubin: str
+    order: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,15 +199,30 @@ def _merged(one: Record, other: Record) -> Record:
 
 
 def _record(fields: Mapping[str, Any]) -> Record:
-    record = Record(fields["problem"], fields["date"], tuple(Time(*time) for time in fields["times"]))
+    record = Record(fields["problem"], fields["date"], tuple(map(_time, fields["times"])))
     datetime.datetime.strptime(record.date, _DATE)
     if not _KEY.fullmatch(record.problem):
         raise ValueError(f"a problem requires the form of `measured.key`, got {record.problem!r}")
     for time in record.times:
-        types = [type(value) for value in dataclasses.astuple(time)]
-        if types != [str, bool, float, str] or not 0 < time.us < math.inf:
-            raise ValueError(f"a time requires a tile, whether it is swapped, microseconds and a cubin, got {time}")
+        types = [type(value) for value in (time.tile, time.swapped, time.us, time.cubin)]
+        if types != [str, bool, float, str] or not 0 < time.us < math.inf or not _is_order(time.order):
+            raise ValueError(
+                "a time requires a tile, whether it is swapped, microseconds, a cubin and, if it has one, an order of "
+                f"tiles, got {time}"
+            )
     return record
+
+
+def _time(values: Sequence[Any]) -> Time:
+    tile, swapped, us, cubin, *order = values
+    return Time(tile, swapped, us, cubin, *map(tuple, order))
+
+
+def _is_order(order: tuple[Any, ...] | None) -> bool:
+    """How wide groups of tiles are, at least one, and along which side."""
+    if order is None:
+        return True
+    return [type(value) for value in order] == [int, int] and order[0] >= 1 and order[1] in (0, 1)
 
 
 def _text(table: Table) -> str:
@@ -217,7 +234,10 @@ def _text(table: Table) -> str:
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    times = [[time.tile, time.swapped, round(time.us, 3), time.cubin] for time in record.times]
+    times = [
+        [time.tile, time.swapped, round(time.us, 3), time.cubin, *([time.order] if time.order else [])]
+        for time in record.times
+    ]
     return {"problem": record.problem, "date": record.date, "times": times}
 
 

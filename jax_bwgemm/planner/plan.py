@@ -28,7 +28,7 @@ from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.calibration import Calibration, is_covered
 from jax_bwgemm.planner.cost import Cost, cost
 from jax_bwgemm.planner.direct import launch_stages
-from jax_bwgemm.planner.measured import Record
+from jax_bwgemm.planner.measured import Record, Time
 from jax_bwgemm.planner.one_pass import is_plain_half, thin_tiles
 from jax_bwgemm.planner.order import ROUND_US, l2_hints, raster, result_hint, rounds
 from jax_bwgemm.planner.streams import NO_STREAM, Stream, best_stream, idle
@@ -53,8 +53,8 @@ TileLists = Mapping[str, tuple[Tile, ...]]
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A tile for a problem (or for its transpose, if `swapped`) with its predicted cost, if it is legal, its measured
-    time, if there is one, and the reason why it cannot be launched, if it cannot. `for_few_rows`: it is none for more
-    rows."""
+    time, if there is one, and the `order` (raster_group, raster_along_n) of that, if it is not `raster`'s, and the
+    reason why it cannot be launched, if it cannot. `for_few_rows`: it is none for more rows."""
 
     tile: Tile
     problem: Problem
@@ -62,6 +62,7 @@ class Candidate:
     cost: Cost | None = None
     reason: str | None = None
     measured_us: float | None = None
+    order: tuple[int, int] | None = None
     for_few_rows: bool = False
 
 
@@ -242,7 +243,7 @@ def plan(
         among = (given,)
     elif among is None:
         among = _candidates_for_all(problem, arch, symbols) if symbols else candidates(problem, arch)
-    times = {(time.tile, time.swapped): time.us for time in record.times} if record and tile is None else {}
+    times = {(time.tile, time.swapped): time for time in record.times} if record and tile is None else {}
     found = [_judge(candidate, arch, missing, times, batch_invariant, symbols) for candidate in among]
     found = found if symbols else _without_idle(found, arch)
     known = calibration.of(arch) if is_calibrated and not symbols else None
@@ -260,7 +261,7 @@ def plan(
     largest = (
         sized(seen, _symbols_of(best, symbols).samples[-1]) if symbols else seen
     )  # where the order of tiles counts
-    group, along_n = raster(best.tile, largest, arch)
+    group, along_n = best.order or raster(best.tile, largest, arch)
     a_l2, b_l2 = l2_hints(best.tile, largest, arch)
     stream = best_stream(best.tile, seen, arch)
     pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
@@ -303,7 +304,7 @@ def _judge(
     candidate: Candidate,
     arch: Arch,
     missing: Callable[[Variant], str | None],
-    times: Mapping[tuple[str, bool], float],
+    times: Mapping[tuple[str, bool], Time],
     batch_invariant: bool,
     symbols: Symbols | None,
 ) -> Candidate:
@@ -311,10 +312,11 @@ def _judge(
     if reason := _why_not(candidate, arch, batch_invariant, symbols):
         return dataclasses.replace(candidate, reason=reason)
     variant = variant_for(problem, tile, arch.target_of(problem.a_dtype))
-    reason, us = missing(variant), times.get((str(tile), candidate.swapped))
+    reason, time = missing(variant), times.get((str(tile), candidate.swapped))
     if problem.whole_k and reason:
         return dataclasses.replace(candidate, reason=reason)
-    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us)
+    us, order = (time.us, time.order) if time else (None, None)
+    return dataclasses.replace(candidate, cost=cost(tile, problem, arch), reason=reason, measured_us=us, order=order)
 
 
 def _without_idle(judged: Sequence[Candidate], arch: Arch) -> list[Candidate]:

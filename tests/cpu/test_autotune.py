@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
 from jax_bwgemm.autotune import products
-from jax_bwgemm.bench import candidates
+from jax_bwgemm.bench import candidates, finals
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
@@ -137,6 +137,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Problem]:
         return [100.0 - i for i in range(len(decisions))]
 
     monkeypatch.setattr(candidates, "gpu_clock", clock)
+    monkeypatch.setattr(finals, "alone", lambda *args: [1.0] * len(args[1]))
     monkeypatch.setattr(candidates, "gpu_arch", lambda who: H200)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path / "tables"))
     return timed

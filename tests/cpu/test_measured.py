@@ -62,7 +62,8 @@ def test_every_field_of_a_problem_is_in_its_key() -> None:
 
 
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
-    other = record(SLOW, problem=Problem(1, 2, 3, epilogue=chain(1.0, True)))
+    ordered = dataclasses.replace(SLOW, order=(8, 1))
+    other = record(ordered, problem=Problem(1, 2, 3, epilogue=chain(1.0, True)))
     saved = table(record(FAST, SWAPPED), other, name="NVIDIA H200")
     measured.save(saved, tmp_path / "new" / "h200.json")
     assert measured.load(tmp_path / "new" / "h200.json") == saved
@@ -118,6 +119,11 @@ def damages() -> dict[str, Any]:
         "zero time": of_record(times=[["t", False, 0.0, "c"]]),
         "no time": of_record(times=[["t", False, float("nan"), "c"]]),
         "swapped": of_record(times=[["t", "no", 1.0, "c"]]),
+        "an order of one": of_record(times=[["t", False, 1.0, "c", [8]]]),
+        "an order of no tiles": of_record(times=[["t", False, 1.0, "c", [0, 1]]]),
+        "an order along k": of_record(times=[["t", False, 1.0, "c", [8, 2]]]),
+        "an order by name": of_record(times=[["t", False, 1.0, "c", ["8", 1]]]),
+        "an order and more": of_record(times=[["t", False, 1.0, "c", [8, 1], 2]]),
     }
 
 

@@ -19,6 +19,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner import measured
 from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Table, Time
+from jax_bwgemm.planner.order import raster
 from jax_bwgemm.planner.plan import Plan, candidates, plan
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.decision import decide, kernels, measurements
@@ -57,6 +58,16 @@ def test_the_fastest_measured_wins_and_the_rest_follows() -> None:
     assert [candidate.measured_us for candidate in found.candidates] == [3.0, 5.0, None]
     by_tile = plan(PROBLEM, H200, Tile.from_str(LAST))
     assert (found.raster_group, found.raster_along_n) == (by_tile.raster_group, by_tile.raster_along_n)
+
+
+def test_a_measured_order_is_that_of_the_kernel_that_has_it() -> None:
+    times = Time(LAST, False, 3.0, "", (32, 1)), Time(MIDDLE, False, 5.0, "", (16, 0))
+    found = planned(record=Record(measured.key(PROBLEM), DATE, times))
+    assert (str(found.tile), found.raster_group, found.raster_along_n) == (LAST, 32, 1)
+    found = planned(record=Record(measured.key(PROBLEM), DATE, times), missing=lambda v: str(v.tile) == LAST or None)
+    assert (str(found.tile), found.raster_group, found.raster_along_n) == (MIDDLE, 16, 0)
+    other = plan(PROBLEM, H200, Tile.from_str(LAST), record=Record(measured.key(PROBLEM), DATE, times))
+    assert (other.raster_group, other.raster_along_n) == raster(Tile.from_str(LAST), PROBLEM, H200) != (32, 1)
 
 
 def test_a_tile_that_is_missing_or_illegal_does_not_win() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import sys
 import time
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -56,6 +59,24 @@ def test_rounds_go_on_until_the_seconds_have_passed(tick: float, rounds: int) ->
     assert samples["a"].rounds == samples["b"].rounds == rounds == len(order) / 2
 
 
+def test_what_three_rounds_show_to_be_slower_is_measured_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.03 times the fastest is in, more is not; a first round that was slow counts as one of three."""
+    times = {"a": [150.0, *[100.0] * 9], "b": [103.0] * 10, "c": [104.0] * 10}
+    calls = {name: iter(values) for name, values in times.items()}
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        turns.append("taken")
+        yield
+        turns.append("passed")
+
+    monkeypatch.setattr(timing, "_turn", turn)
+    measures = {name: functools.partial(next, own) for name, own in calls.items()}
+    assert timing.of_the_fastest(measures, 10) == {"a": 100.0, "b": 103.0, "c": 104.0}
+    assert [len(list(own)) for own in calls.values()] == [0, 0, 7] and turns == ["taken", "passed"]
+
+
 def test_few_rounds_are_refused() -> None:
     with pytest.raises(ValueError, match="`--rounds` requires at least 15, got 14"):
         timing.alternate({}, 14)
@@ -97,7 +118,7 @@ def test_cupti_times_are_summed_a_product(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "jax.experimental.mosaic.gpu", package)
     rested: list[float] = []
     monkeypatch.setattr(timing, "rest", rested.append)
-    assert timing._kernel_clock(None, 2)() == pytest.approx(300.0)
+    assert timing.kernel_clock(None, 2)() == pytest.approx(300.0)
     assert rested == pytest.approx([600.0])  # all of the call's work
     with pytest.raises(RuntimeError, match="CUPTI requires a kernel for each of 5 products, got 4"):
-        timing._kernel_clock(None, 5)()
+        timing.kernel_clock(None, 5)()

@@ -1,0 +1,63 @@
+"""The fastest of a product's kernels once more: in every order of tiles, and as a benchmark runs them.
+
+`candidates` launches a kernel several times in a row, which tells many apart in little time. Alone behind a rest,
+kernels that are within a few per cent of each other may come in another order (seen on an H200).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from jax_bwgemm.bench import timing
+from jax_bwgemm.bench.candidates import Clock, Timed, num_copies, operands, program
+from jax_bwgemm.bench.orders import orders
+from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.runtime import artifacts, ffi
+from jax_bwgemm.runtime.decision import Decision
+
+NEAR, MOST = 1.06, 4  # times the least time, and kernels: what is timed again
+WORTH = 0.99  # of its time in the planner's order: a kernel has another one only for that
+
+
+def refined(timed: Timed, arch: Arch, rounds: int, clock: Clock | None = None) -> Timed:
+    """With the times of the fastest kernels taken alone, each in its best order, and those of the others in proportion
+    to the fastest's."""
+    wholes_us = timed.wholes_us
+    nearest = sorted(range(len(wholes_us)), key=wholes_us.__getitem__)[:MOST]
+    near = [i for i in nearest if wholes_us[i] <= NEAR * min(wholes_us)]
+    tried = [(i, own) for i in near for own in in_orders(timed.decisions[i])]
+    found_us = (clock or alone)(timed.problem, [own for _, own in tried], arch, rounds)
+    times_us, decisions = list(timed.times_us), list(timed.decisions)
+    for i in near:
+        (first_us, _), *others = [(us, own) for (j, own), us in zip(tried, found_us, strict=True) if j == i]
+        times_us[i] = first_us
+        if others and (best := min(others, key=lambda other: other[0]))[0] < WORTH * first_us:
+            times_us[i], decisions[i] = best
+    longer = times_us[nearest[0]] / timed.times_us[nearest[0]]
+    times_us = [us if i in near else longer * us for i, us in enumerate(times_us)]
+    return dataclasses.replace(timed, decisions=tuple(decisions), times_us=tuple(times_us))
+
+
+def in_orders(decision: Decision) -> list[Decision]:
+    """In the planner's order of tiles, which is the first, and in others; a direct tile has one."""
+    assert decision.plan is not None and decision.plan.tile is not None  # a kernel at hand was planned
+    plans = [decision.plan] if decision.plan.tile.direct else orders(decision.plan).values()
+    return [dataclasses.replace(decision, plan=plan) for plan in plans]
+
+
+def alone(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
+    """Microseconds of each by CUPTI: a call has one launch a copy of the operands, and a rest behind it."""
+    ffi.register(artifacts.launch_dirs())
+    copies = num_copies(problem, arch.l2_bytes)
+    values = operands(problem, copies)
+    lowered = [jax.jit(program(problem, [own], copies, 1)).lower(*values) for own in decisions]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiled = list(pool.map(lambda own: own.compile(), lowered))
+    measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
+    found_us = timing.of_the_fastest(measures, rounds)
+    return [found_us[str(i)] for i in range(len(decisions))]
