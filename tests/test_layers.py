@@ -8,6 +8,7 @@ means the rooms of earlier rows, "anything above" also what those may import.
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import sys
 from pathlib import Path
@@ -111,6 +112,32 @@ def test_table_names_only_rooms_that_exist() -> None:
 def test_a_room_is_on_the_floor_of_its_table() -> None:
     found = {room_of(path): path.parent.name for path in FILES if path.parent.name in FLOORS}
     assert {room: floor for room, floor in found.items() if room != "__init__"} == PLACES
+
+
+def loads(source: str) -> set[str]:
+    """The modules of ours that a file imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {_module(f"{node.module}.{alias.name}") or str(node.module) for alias in node.names}
+    return set(filter(None, map(_module, found)))
+
+
+def _module(name: str) -> str | None:
+    """`name`, if it is a module of ours."""
+    place = PACKAGE.parent / name.replace(".", "/")
+    is_ours = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+    return name if is_ours and name.partition(".")[0] == PACKAGE.name else None
+
+
+def test_no_module_needs_itself_to_be_imported() -> None:
+    """Else it depends on who is imported first whether it can be."""
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
+    graph = {name.removesuffix(".__init__"): loads(path.read_text()) for name, path in modules.items()}
+    assert "jax_bwgemm.bench.candidates" in graph["jax_bwgemm.bench.tune"]
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def test_imports_between_floors_go_down() -> None:

@@ -14,9 +14,11 @@ import jax
 
 from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.candidates import Clock, Timed, num_copies, operands, program
-from jax_bwgemm.bench.orders import orders
 from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.geometry import cluster_tiles
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.planner.order import GROUPS
+from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime import artifacts, ffi
 from jax_bwgemm.runtime.decision import Decision
 
@@ -61,3 +63,20 @@ def alone(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: i
     measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
     found_us = timing.of_the_fastest(measures, rounds)
     return [found_us[str(i)] for i in range(len(decisions))]
+
+
+def orders(plan: Plan) -> dict[str, Plan]:
+    """The plan in every order of tiles, by name, its own first; those of more tiles than a side has are no others than
+    that of all."""
+    assert plan.tile is not None
+    sides = cluster_tiles(plan.tile, plan.problem)
+    own = plan.raster_group, plan.raster_along_n
+    others = [(group, along_n) for along_n in (0, 1) for group in GROUPS if group <= sides[along_n]]
+    return {
+        order_name(*x): dataclasses.replace(plan, raster_group=x[0], raster_along_n=x[1])
+        for x in dict.fromkeys((own, *others))
+    }
+
+
+def order_name(group: int, along_n: int) -> str:
+    return f"{group} along {'mn'[along_n]}"

@@ -15,14 +15,14 @@ from typing import Any
 
 from jax_bwgemm.bench import machine, pool, regret
 from jax_bwgemm.bench.candidates import gpu_arch, gpu_clock
+from jax_bwgemm.bench.finals import order_name, orders
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.facts.arch import Arch, by_name
-from jax_bwgemm.facts.geometry import cluster_tiles, operand_bytes
+from jax_bwgemm.facts.geometry import operand_bytes
 from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.cost import roofline_us
-from jax_bwgemm.planner.order import GROUPS
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime.decision import decide
 
@@ -114,28 +114,12 @@ def load(path: Path) -> tuple[Arch, list[tuple[Tile, Problem, dict[str, Any]]]]:
     return by_name(fields["facts"]["arch"]), found
 
 
-def orders(plan: Plan) -> dict[str, Plan]:
-    """By name; those of more tiles than a side has are no others than that of all."""
-    assert plan.tile is not None
-    sides = cluster_tiles(plan.tile, plan.problem)
-    own = plan.raster_group, plan.raster_along_n
-    others = [(group, along_n) for along_n in (0, 1) for group in GROUPS if group <= sides[along_n]]
-    return {
-        order_name(*x): dataclasses.replace(plan, raster_group=x[0], raster_along_n=x[1])
-        for x in dict.fromkeys((own, *others))
-    }
-
-
 def hints(plan: Plan) -> dict[str, Plan]:
     """Of the larger operand; the other one is not spoken of."""
     a, b = operand_bytes(plan.problem)
     none = dataclasses.replace(plan, a_l2="normal", b_l2="normal")
     first = dataclasses.replace(none, a_l2="evict_first") if a > b else dataclasses.replace(none, b_l2="evict_first")
     return {hint_name(x.a_l2, x.b_l2): x for x in (none, first)}
-
-
-def order_name(group: int, along_n: int) -> str:
-    return f"{group} along {'mn'[along_n]}"
 
 
 def hint_name(a_l2: str, b_l2: str) -> str:
