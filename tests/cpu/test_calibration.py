@@ -43,6 +43,7 @@ HELD_OUT = {
     "h200_many_held_out.json": (0.015, 0.05, 0.3),
     "h200_random_held_out.json": (0.015, 0.05, 0.3),
     "h200_orders_held_out.json": (0.015, 0.05, 0.3),
+    "h200_fused.json": (0.015, 0.05, 0.3),
     "h200_explored.json": (0.02, 0.065, 0.4),
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
 H200 = by_name("h200")

@@ -17,7 +17,7 @@ from jax_bwgemm.facts.padding import padding
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.scheduler import tile_coordinates, tile_order
-from jax_bwgemm.planner import order
+from jax_bwgemm.planner import measured, order
 from jax_bwgemm.planner.order import l2_hints, raster, result_hint, walked
 from jax_bwgemm.planner.plan import candidates, plan
 from jax_bwgemm.runtime.decision import decide
@@ -252,6 +252,18 @@ def test_the_page_has_the_losses() -> None:
     assert f"and {then[2]} % at most; the rule, which was made with these products, loses {now[0]}, {now[1]}" in TEXT
     assert f"and {now[2]} %. Of {len(drawn)} random ones that it had not seen it loses {new[0]}, {new[1]}" in TEXT
     assert f"and {new[2]} % (`python -m jax_bwgemm bench --orders 100" in TEXT
+    _, fused = orders.load(RESULTS / "orders/h200_fused.json")
+    lost = regret.statistics([orders.lost(said["orders"], said["chosen"]["orders"]) for *_, said in fused])
+    assert f"Of {len(fused)} layers of models with an epilogue it loses {100 * lost['mean']:.1f} %" in TEXT
+
+
+def test_the_page_has_the_orders_of_the_table() -> None:
+    """Of the fastest kernels."""
+    records = measured.load(measured.shipped_path("h200")).records.values()
+    found = {record.problem: record.times[0].order for record in records if record.times[0].order}
+    name = "1*4096x8192x1024 a:1:bf16:k b:1:bf16:n c:bf16:n"
+    assert (found[f"{name} bias_gelu"], found[f"{name} bias_silu_residual"]) == ((1, 0), (32, 1))
+    assert "4096x8192x1024:bias+gelu, by single rows, and 4096x8192x1024:bias+silu+residual, by 32 columns" in TEXT
 
 
 def test_the_page_has_the_times() -> None:
