@@ -198,9 +198,9 @@ def test_what_is_not_for_the_fit(tmp_path):
         calibrate_xla.main([few, other], tmp_path / "out.json", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "page"),
-    [("h100-20261127.json", "results.md"), pytest.param("h100-layers.json", "architecture.md", marks=pytest.mark.long)],
+    ("name", "page"), [("h100-20261127.json", "results.md"), ("h100-layers.json", "architecture.md")]
 )
 def test_what_would_be_left_to_it_by_trees_of_others(name, page, monkeypatch):
     """Of two files that the trees were fitted to: of products other than short and uneven ones, which ours computed."""
