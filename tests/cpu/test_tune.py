@@ -242,58 +242,6 @@ def test_what_is_predicted_to_take_long_is_not_timed(
     assert len(everything) > 2 and tuned(limit) == {us for us in everything if us <= limit * min(everything)}
 
 
-def test_the_fastest_are_timed_again_in_every_order(artifacts_dir: Path) -> None:
-    """Alone, the second fastest takes less, in the last of its orders; the fastest is not worth another one."""
-    found = time_kernels(PROBLEM, H200, 3, countdown)
-    assert found is not None
-    found = dataclasses.replace(
-        found, times_us=tuple(105.0 + i for i in range(len(found.times_us) - 2)) + (103.0, 100.0)
-    )
-    *others, second, fastest = range(len(found.times_us))
-    asked: list[Decision] = []
-
-    def clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
-        asked.extend(decisions)
-        assert (problem, arch, rounds) == (PROBLEM, H200, 7)
-        starts = [i for i, own in enumerate(decisions) if own in (found.decisions[second], found.decisions[fastest])]
-        assert len(starts) == 2, "each begins with the planner's order"
-        times = [150.0] * len(decisions)
-        times[starts[0]], times[starts[0] + 1] = 120.0, 119.9
-        times[starts[1]], times[starts[1] + 1] = 125.0, 110.0
-        return times
-
-    again = finals.refined(found, H200, 7, clock)
-    plans = [own.plan for own in asked if own.plan]
-    near = [found.decisions[i].plan for i in (fastest, second, *others[:2])]
-    assert [(x.tile, x.swapped) for x in plans] == [
-        (own.tile, own.swapped) for own in near if own for _ in finals.in_orders(Decision(own))
-    ]
-    assert len({(x.tile, x.swapped, x.raster_group, x.raster_along_n) for x in plans}) == len(plans)
-    assert again.times_us[fastest] == 120.0 and again.decisions[fastest] == found.decisions[fastest]
-    assert again.times_us[second] == 110.0 and again.decisions[second] != found.decisions[second]
-    assert again.times_us[others[0]] == 150.0 and again.times_us[others[2]] == pytest.approx(107.0 * 120 / 100)
-    first, then = again.record.times[:2]
-    best = again.decisions[second].plan
-    assert best is not None and first.order == (best.raster_group, best.raster_along_n) and then.order is None
-    assert (first.us, then.us) == (110.0, 120.0)
-
-
-def test_alone_every_launch_has_operands_of_its_own(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two copies: a time is of both, halved."""
-    fake_cupti(monkeypatch, [("gemm", 0.02), ("gemm", 0.01)])
-    monkeypatch.setattr(timing, "rest", lambda us: None)
-    monkeypatch.setattr(candidates, "MAX_ROTATION", 2)
-    launched: list[tuple[int, int]] = []
-
-    def program(problem: Problem, own: Sequence[Decision], copies: int, in_a_row: int) -> Any:
-        launched.append((copies, in_a_row))
-        return lambda *operands: 0
-
-    monkeypatch.setattr(finals, "program", program)
-    _, decisions = kernels(PROBLEM, H200)
-    assert finals.alone(PROBLEM, decisions[:3], H200, 5) == pytest.approx([15.0] * 3) and launched == [(2, 1)] * 3
-
-
 def test_an_end_of_any_kind_keeps_what_was_timed(artifacts_dir: Path, tmp_path: Path) -> None:
     """It is in the file before the next product is timed: a signal may leave no time to write."""
     path = tmp_path / "h200.json"
