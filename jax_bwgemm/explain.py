@@ -17,9 +17,11 @@ from jax_bwgemm.facts.resources import reads_a_from_registers, workspace_bytes
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, checked_params, posed
 from jax_bwgemm.ops.shape_rules import matmul_shape
+from jax_bwgemm.planner.candidates import Candidate
+from jax_bwgemm.planner.choice import SURE_CLUSTER_CTAS
 from jax_bwgemm.planner.cost import repack_us
 from jax_bwgemm.planner.measured import Record
-from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, Candidate, Plan
+from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.streams import NO_STREAM
 from jax_bwgemm.runtime import record

@@ -22,8 +22,9 @@ from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.candidates import Candidate
 from jax_bwgemm.planner.cost import cost
-from jax_bwgemm.planner.plan import Candidate, plan
+from jax_bwgemm.planner.plan import plan
 
 PARAMETERS = {
     "start_cycles": (100, 20000),

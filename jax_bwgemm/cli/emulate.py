@@ -126,7 +126,7 @@ def _tiles(args: argparse.Namespace, problem: Problem, device: str) -> list[Tile
 
 def _all_tiles(problem: Problem, device: str) -> list[Tile]:
     """Those that can compute the problem, not its transpose; all, if none can."""
-    from jax_bwgemm.planner.plan import candidates
+    from jax_bwgemm.planner.candidates import candidates
 
     found = candidates(problem, by_name(device))
     tiles = [c.tile for c in found if not c.swapped and why_not(c.tile, problem, by_name(device)) is None]

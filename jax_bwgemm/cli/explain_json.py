@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from jax_bwgemm.explain import Explanation, FunctionExplanation
-from jax_bwgemm.planner.plan import Candidate, Plan
+from jax_bwgemm.planner.candidates import Candidate
+from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime.record import Product
 
 

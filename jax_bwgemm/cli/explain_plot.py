@@ -11,8 +11,9 @@ from jax_bwgemm.bench.plots import METADATA, STYLE  # which says what is missing
 from jax_bwgemm.explain import Explanation, FunctionExplanation
 from jax_bwgemm.facts.geometry import ceil_div, cluster_tiles, concurrent_clusters, num_tiles
 from jax_bwgemm.kernels.scheduler import Arithmetic, tile_coordinates, tile_order
+from jax_bwgemm.planner.candidates import Candidate
 from jax_bwgemm.planner.order import RASTER_ORDERS
-from jax_bwgemm.planner.plan import Candidate, Plan
+from jax_bwgemm.planner.plan import Plan
 
 import matplotlib  # isort: skip
 from matplotlib.axes import Axes  # isort: skip

@@ -26,8 +26,9 @@ from jax_bwgemm.facts.symbols import Symbols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, parts, sooner
+from jax_bwgemm.planner.candidates import Candidate, is_raw, is_small
 from jax_bwgemm.planner.cost import pass_us
-from jax_bwgemm.planner.plan import Candidate, Plan, is_raw, is_small, plan
+from jax_bwgemm.planner.plan import Plan, plan
 from jax_bwgemm.planner.routes import HasRepack, Pair, Route, flipped, routes
 from jax_bwgemm.runtime import artifacts, jit_build, packs
 from jax_bwgemm.runtime.artifacts import Entry

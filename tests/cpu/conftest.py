@@ -13,7 +13,7 @@ from fake_machine import fake_driver, machine  # noqa: F401 - fixtures
 
 from jax_bwgemm import config
 from jax_bwgemm.facts.tile import FEW
-from jax_bwgemm.planner.plan import SWAPPED_ROWS
+from jax_bwgemm.planner.candidates import SWAPPED_ROWS
 
 jax.config.update("jax_num_cpu_devices", 8)  # for meshes; takes effect when the backend starts
 
@@ -30,13 +30,13 @@ def artifacts_dir(_catalogue_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
     """A catalogue whose kernels can be planned and lowered for, but not launched. It has no repacks. Products of more
     than few rows are computed as they are: `swapped_rows` is for those that are not."""
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(_catalogue_dir))
-    monkeypatch.setattr("jax_bwgemm.planner.plan.SWAPPED_ROWS", FEW)
+    monkeypatch.setattr("jax_bwgemm.planner.candidates.SWAPPED_ROWS", FEW)
     return _catalogue_dir
 
 
 @pytest.fixture
 def swapped_rows(artifacts_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jax_bwgemm.planner.plan.SWAPPED_ROWS", SWAPPED_ROWS)
+    monkeypatch.setattr("jax_bwgemm.planner.candidates.SWAPPED_ROWS", SWAPPED_ROWS)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import pytest
 import jax_bwgemm
 from jax_bwgemm.facts.recipe import Recipe
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.planner.plan import Candidate, plan
+from jax_bwgemm.planner.candidates import Candidate
+from jax_bwgemm.planner.plan import plan
 
 BF16 = jnp.bfloat16
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"

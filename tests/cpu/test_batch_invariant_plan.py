@@ -26,7 +26,8 @@ from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops import takeover
 from jax_bwgemm.ops.partition import divide
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.candidates import candidates
+from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime.attempts import Asked, Attempt, choose
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning, config
 from tests.fuzz import fuzz, rounds

@@ -11,6 +11,7 @@ from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.geometry import fill_bytes, inside, k_steps, num_waves, readers
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.cost import Schedule, cost, memory_bytes, peak_tflops, roofline_us, shipped_schedule
 from jax_bwgemm.planner.cycles import (
     box_cycles,
@@ -25,7 +26,6 @@ from jax_bwgemm.planner.cycles import (
     mma_cycles,
     mma_interval,
 )
-from jax_bwgemm.planner.plan import candidates
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 L2_READ = H200.constants.l2_read_bytes_per_clk

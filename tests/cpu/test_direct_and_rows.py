@@ -23,9 +23,10 @@ from jax_bwgemm.facts.resources import (
 from jax_bwgemm.facts.symbols import Symbol, Symbols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.planner.candidates import candidates, is_small
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.cycles import store_rate
-from jax_bwgemm.planner.plan import candidates, is_small, plan
+from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime.launch import request
 from tests.cpu.fake_artifacts import fake_entry
 

@@ -15,7 +15,8 @@ from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.candidates import candidates
+from jax_bwgemm.planner.plan import plan
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 BEST_H200 = Tile(128, 256, cluster_m=2)

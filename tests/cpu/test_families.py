@@ -19,8 +19,9 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.aot.catalog import ROWS
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.cost import cost
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.plan import plan
 
 PROBLEM = Problem(5000, 5000, 5000)
 PAIR = Tile(256, 256, cta_group=2, cluster_m=2)

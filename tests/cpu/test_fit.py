@@ -16,8 +16,9 @@ from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.candidates import candidates
+from jax_bwgemm.planner.choice import TIE
 from jax_bwgemm.planner.cost import cost
-from jax_bwgemm.planner.plan import TIE, candidates
 
 H200 = ARCHS["h200"]
 NOW = H200.constants

@@ -20,7 +20,8 @@ from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, Problem
 from jax_bwgemm.facts.recipe import leaf_bytes
 from jax_bwgemm.facts.tile import INT32_MAX, Tile, k_tile
 from jax_bwgemm.kernels.aot.refusals import lay_out
-from jax_bwgemm.planner.plan import Plan, candidates, plan
+from jax_bwgemm.planner.candidates import candidates
+from jax_bwgemm.planner.plan import Plan, plan
 from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.launch import request

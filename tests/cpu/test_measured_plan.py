@@ -18,9 +18,10 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, variant_for
 from jax_bwgemm.planner import measured
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Table, Time
 from jax_bwgemm.planner.order import raster
-from jax_bwgemm.planner.plan import Plan, candidates, plan
+from jax_bwgemm.planner.plan import Plan, plan
 from jax_bwgemm.runtime import artifacts
 from jax_bwgemm.runtime.decision import decide, kernels, measurements
 

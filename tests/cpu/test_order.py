@@ -18,8 +18,9 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels.scheduler import tile_coordinates, tile_order
 from jax_bwgemm.planner import measured, order
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.order import l2_hints, raster, result_hint, walked
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime.decision import decide
 
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results"

@@ -13,10 +13,12 @@ from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import NARROW_TILES, SWAPPED_TILES
 from jax_bwgemm.facts.tile import FEW, Tile, k_tile
+from jax_bwgemm.planner.candidates import SWAPPED_ROWS, candidates
+from jax_bwgemm.planner.choice import SURE_CLUSTER_CTAS
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.measured import Record, Time, key
 from jax_bwgemm.planner.order import L2_HINTS, rounds
-from jax_bwgemm.planner.plan import SURE_CLUSTER_CTAS, SWAPPED_ROWS, candidates, plan
+from jax_bwgemm.planner.plan import plan
 
 
 def batched(batch, *sizes):

@@ -18,8 +18,9 @@ from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.resources import num_stages, num_threads, smem_bytes
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.cost import cost, roofline_us
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime.launch import request
 from tests.cpu.fake_artifacts import fake_entry
 

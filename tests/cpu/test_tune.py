@@ -118,7 +118,7 @@ def test_operands_are_as_stored_and_padded() -> None:
 def test_a_swapped_kernel_gets_b_first(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = {"hopper": (Tile(128, 128),)}  # of which the fake catalogue has the m-major variants
     lists = narrow, narrow, narrow, *[{"hopper": ()}] * 4
-    monkeypatch.setattr("jax_bwgemm.planner.plan.candidates.__defaults__", lists)
+    monkeypatch.setattr("jax_bwgemm.planner.candidates.candidates.__defaults__", lists)
     decisions, lines = lowered(Problem(16, 512, 250), 1)
     assert {d.plan.swapped for d in decisions if d.plan} == {False, True}
     for decision, line in zip(decisions, lines[::2], strict=True):

@@ -13,7 +13,7 @@ from jax_bwgemm.facts.legality import is_read_swapped, why_not, why_not_tile
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.units import unit
-from jax_bwgemm.planner.plan import candidates
+from jax_bwgemm.planner.candidates import candidates
 
 PAIRS = {"cta_group": 2, "cluster_m": 2}
 ADDED = chain(has_residual=True)

@@ -21,8 +21,9 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner import calibration
+from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.order import RASTER_ORDERS
-from jax_bwgemm.planner.plan import candidates, plan
+from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime import attempts, decision, emulated, ffi
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning
 from jax_bwgemm.runtime.decision import decide

@@ -18,7 +18,7 @@ from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.planner.plan import Candidate, candidates, why_not_invariant
+from jax_bwgemm.planner.candidates import Candidate, candidates, why_not_invariant
 from tests.cases import DTYPES, fused
 from tests.emu.matmul import run_matmul
 from tests.emu.shipped import facts, module, variants, why_any_missing

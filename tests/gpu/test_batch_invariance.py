@@ -14,7 +14,7 @@ import pytest
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.planner.plan import why_not_invariant
+from jax_bwgemm.planner.candidates import why_not_invariant
 from jax_bwgemm.runtime.config import FallbackError
 from jax_bwgemm.runtime.decision import kernels, target_arch
 from tests.gpu.forced import forced
