@@ -222,7 +222,7 @@ def _is_order(order: tuple[Any, ...] | None) -> bool:
     """How wide groups of tiles are, at least one, and along which side."""
     if order is None:
         return True
-    return [type(value) for value in order] == [int, int] and order[0] >= 1 and order[1] in (0, 1)
+    return [type(value) for value in order] == [int, int] and 1 <= order[0] < 2**31 and order[1] in (0, 1)
 
 
 def _text(table: Table) -> str:

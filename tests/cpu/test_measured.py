@@ -121,6 +121,7 @@ def damages() -> dict[str, Any]:
         "swapped": of_record(times=[["t", "no", 1.0, "c"]]),
         "an order of one": of_record(times=[["t", False, 1.0, "c", [8]]]),
         "an order of no tiles": of_record(times=[["t", False, 1.0, "c", [0, 1]]]),
+        "an order without end": of_record(times=[["t", False, 1.0, "c", [2**31, 1]]]),
         "an order along k": of_record(times=[["t", False, 1.0, "c", [8, 2]]]),
         "an order by name": of_record(times=[["t", False, 1.0, "c", ["8", 1]]]),
         "an order and more": of_record(times=[["t", False, 1.0, "c", [8, 1], 2]]),
