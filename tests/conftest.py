@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_bwgemm.planner import plan, sooner
+from jax_bwgemm.planner import candidates, sooner
 from jax_bwgemm.runtime import attempts
 from jax_bwgemm.runtime.config import forget_reported
 from tests.completeness import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
@@ -63,5 +63,5 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def large_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is small to the planner: for tests that want the kernels of large ones without waiting for large ones."""
-    monkeypatch.setattr(plan, "DIRECT_FLOPS", 0.0)
-    monkeypatch.setattr(plan, "DIRECT_TERMS", 0)
+    monkeypatch.setattr(candidates, "DIRECT_FLOPS", 0.0)
+    monkeypatch.setattr(candidates, "DIRECT_TERMS", 0)

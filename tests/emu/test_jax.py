@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
-import pathlib
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,6 @@ import jax_bwgemm
 from jax_bwgemm.emulator import Fault
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner import calibration
 from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.order import RASTER_ORDERS
@@ -28,7 +25,7 @@ from jax_bwgemm.runtime import attempts, decision, emulated, ffi
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning
 from jax_bwgemm.runtime.decision import decide
 from tests.cases import BOUNDS, TF32_BOUND, Case, check, check_case, relative_error
-from tests.emu.shipped import copy_alone, rewrite_ptx, why_any_missing
+from tests.emu.shipped import why_any_missing
 
 PAIR, SINGLE, HOPPER = "256x256x64_cta2_cluster2x1", "128x128x64_cta1_cluster1x1", "128x256x64_cta1_cluster2x1"
 WHY_NOT = ffi.status() or why_any_missing("sm_100f", "sm_90a")
@@ -410,62 +407,6 @@ def test_results_of_odd_rows() -> None:
 def test_explain() -> None:
     text = str(jax_bwgemm.explain(normal(0, 256, 128), normal(1, 128, 256), emulate="sm_100f"))
     assert "on b200" in text and "in the emulator of sm_100f; on CUDA `emulate` is refused" in text
-
-
-PAIR_VARIANT = Variant("sm_100f", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile.from_str(PAIR))
-
-
-@pytest.fixture
-def compiles_anew() -> Iterator[None]:
-    """What was compiled before does not look for files again."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
-
-
-@pytest.fixture
-def own_artifacts(compiles_anew: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A directory with one kernel, a pair's; returns its PTX."""
-    ptx = copy_alone(PAIR_VARIANT, tmp_path)
-    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-    return ptx
-
-
-def test_missing_ptx_falls_back(own_artifacts: pathlib.Path) -> None:
-    own_artifacts.unlink()
-    with pytest.raises(FallbackError, match="ptx.gz is in the manifest but missing; run `python"):
-        matmul(normal(0, 16, 64), normal(1, 64, 64), tile=PAIR)
-
-
-def test_missing_library_falls_back(
-    compiles_anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    monkeypatch.setenv("JAX_BWGEMM_LIBRARY", str(tmp_path / "none.so"))
-    with pytest.raises(FallbackError, match="requires libjax_bwgemm_ffi.so, got none at"):
-        matmul(normal(0, 16, 64), normal(1, 64, 64))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"no gzip", gzip.compress(b"no ptx"), gzip.compress(b"\xff"), gzip.compress(b"ptx " * 99)[:12] + b"\xff" * 20],
-    ids=["gzip", "ptx", "text", "stream"],
-)
-def test_damaged_ptx_is_named(own_artifacts: pathlib.Path, content: bytes) -> None:
-    """Damaged, the next directory is asked and then XLA; built like that, it is a fault of the build."""
-    own_artifacts.write_bytes(content)
-    with pytest.raises(FallbackError, match=r"ptx.gz requires sha256 \w+, got \w+; run `python"):
-        matmul(normal(0, 16, 64), normal(1, 64, 64), tile=PAIR)
-    rewrite_ptx(own_artifacts, content)
-    with pytest.raises(ValueError, match="ptx.gz requires PTX that the emulator can read, got .*; run `python"):
-        matmul(normal(0, 16, 64), normal(1, 64, 64))
-
-
-def test_a_broken_kernel_is_reported_through_jit(own_artifacts: pathlib.Path) -> None:
-    """The emulator's report reaches the caller of a compiled function."""
-    text = gzip.decompress(own_artifacts.read_bytes()).decode()
-    rewrite_ptx(own_artifacts, gzip.compress(text.replace("fence.proxy.async", "// fence.proxy.async").encode()))
-    with pytest.raises(Exception, match=r"(?s)missing-proxy-fence.*CTA \d+ warp \d+, PTX line \d+"):
-        jax.jit(matmul)(normal(0, 16, 64), normal(1, 64, 64)).block_until_ready()
 
 
 def test_kernel_of_without_a_kernel() -> None:
