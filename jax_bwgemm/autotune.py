@@ -51,7 +51,8 @@ class TuningReport:
 
 
 def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
-    """Times every kernel that can compute the products of `f`, so that later calls run the fastest.
+    """Times the kernels that can compute the products of `f`, but those that are predicted to take twice as long as the
+    best, and the fastest ones in every order of tiles, so that later calls run what is fastest.
 
     `f` is lowered, not run: every `matmul` in it is seen, in whatever transformation, with the layouts that the
     compiled function would have. Products whose times are known already are left alone. The times go into the table

@@ -43,6 +43,8 @@ def main(
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
     problems, found = sample(num, seed, arch, of), dict[int, dict[str, Any]]()
+    if not problems:
+        raise ValueError(f"`--orders` requires bfloat16 products of some size that TMA loads, got none of `--of {of}`")
     time = functools.partial(measure, arch=arch, rounds=rounds)
     with progress_bar("products") as progress:
         for num_done, (i, times) in enumerate(pool.each(time, problems, num_processes)):

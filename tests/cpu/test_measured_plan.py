@@ -197,6 +197,16 @@ def test_explain_prints_what_was_measured(saved: Saved) -> None:
     assert "the only candidate" in str(jax_bwgemm.explain(x, x, device="h200", tile=WANTED[1]))
 
 
+def test_explain_says_that_an_order_was_measured(saved: Saved) -> None:
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    first, second = times_of(PROBLEM, *WANTED)
+    saved(PROBLEM, (dataclasses.replace(first, order=(32, 1)), second))
+    order = "  order:  groups of 32 columns of cluster tiles, measured to be faster than the planner's; every second"
+    assert order in str(jax_bwgemm.explain(x, x, device="h200"))
+    other = str(jax_bwgemm.explain(x, x, device="h200", tile=WANTED[0]))
+    assert "of cluster tiles, so that concurrent ones share the L2 cache" in other
+
+
 def test_explain_names_the_product_whose_times_were_borrowed(saved: Saved) -> None:
     x, bias = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, 4096), (4096,)))
     saved(PROBLEM, times_of(PROBLEM, WANTED[0]))

@@ -327,6 +327,8 @@ class TestBench:
         monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
         with pytest.raises(ValueError, match="`--orders` requires kernels, got none: "):
             orders.main(2, 0, 15, tmp_path / "x.json", "")
+        with pytest.raises(ValueError, match="`--orders` requires bfloat16 products .*, got none of `--of parts`"):
+            orders.main(3, 0, 5, tmp_path / "x.json", "", "parts")
         with pytest.raises(ValueError, match="`--orders` requires at least 1, got 0"):
             orders.main(0, 0, 15, tmp_path / "x.json", "")
 
