@@ -1,13 +1,15 @@
 """The fastest of a product's kernels once more: in every order of tiles, and as a benchmark runs them.
 
 `candidates` launches a kernel several times in a row, which tells many apart in little time. Alone behind a rest,
-kernels that are within a few per cent of each other may come in another order (seen on an H200).
+kernels that are within a few per cent of each other may come in another order (seen on an H200). And some have a time
+for each place in memory that their operands have, so they are given several (docs/architecture.md, "Measured times").
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import statistics
 from collections.abc import Sequence
 
 import jax
@@ -23,6 +25,7 @@ from jax_bwgemm.runtime import artifacts, ffi
 from jax_bwgemm.runtime.decision import Decision
 
 NEAR, MOST = 1.06, 4  # times the least time, and kernels: what is timed again
+PLACES = 3  # in memory: each kernel's time is the median of those that it has with operands there
 WORTH = 0.99  # of its time in the planner's order: a kernel has another one only for that
 
 
@@ -56,13 +59,15 @@ def alone(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: i
     """Microseconds of each by CUPTI: a call has one launch a copy of the operands, and a rest behind it."""
     ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
-    values = operands(problem, copies)
-    lowered = [jax.jit(program(problem, [own], copies, 1)).lower(*values) for own in decisions]
+    places = [operands(problem, copies) for _ in range(PLACES)]
+    lowered = [jax.jit(program(problem, [own], copies, 1)).lower(*places[0]) for own in decisions]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda own: own.compile(), lowered))
-    measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
-    found_us = timing.of_the_fastest(measures, rounds)
-    return [found_us[str(i)] for i in range(len(decisions))]
+    found_us = []
+    for values in places:
+        measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
+        found_us.append(timing.of_the_fastest(measures, max(1, rounds // PLACES)))
+    return [statistics.median(own_us[str(i)] for own_us in found_us) for i in range(len(decisions))]
 
 
 def orders(plan: Plan) -> dict[str, Plan]:

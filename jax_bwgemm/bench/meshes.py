@@ -102,7 +102,7 @@ def measure(row: Row, arch: Arch, rounds: int, seconds: float = 0.0) -> Measured
             jax.device_put(jnp.asarray(rng.standard_normal(shape) / 8, jnp.bfloat16), NamedSharding(mesh, spec))
             for shape, spec in zip(row.shapes, row.specs, strict=True)
         ]
-        ours = functools.partial(jax_bwgemm.matmul, on_fallback="error")
+        ours = functools.partial(jax_bwgemm.matmul, on_fallback="warn")  # of what is left to XLA
         programs = [_compile(row, mesh, matmul, operands) for matmul in (ours, plain)]
         error = difference(*(program(*operands) for program in programs))
         measures = {name: timing.host_clock(x, 1, *operands) for name, x in zip(("ours", "jnp"), programs, strict=True)}

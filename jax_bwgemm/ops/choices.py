@@ -184,10 +184,12 @@ def note_kernels(choices: Sequence[Choice]) -> None:
 
 
 def note_whole(likely: Attempt) -> None:
-    assert likely.plan is not None and likely.plan.variant is not None  # it is not XLA's
-    notes = ("of the whole, which is divided over the mesh: a device's part may have another kernel",)
+    assert likely.plan is not None and likely.plan.variant is not None  # a kernel is at hand, or can be compiled
+    notes = ["of the whole, which is divided over the mesh: a device's part may have another kernel"]
+    if likely.for_its_sizes:
+        notes.append(f"of the whole, {likely.reason}")
     problem, name = likely.problem, likely.plan.variant.name
-    own = str(problem), name, likely.us, None, notes, _where(), problem.flops, problem.min_bytes
+    own = str(problem), name, likely.us, None, tuple(notes), _where(), problem.flops, problem.min_bytes
     record.note(record.Product(*own))
 
 

@@ -202,9 +202,9 @@ def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice
 
 
 def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any] | Refused:
-    """Over the devices of a mesh. Whether a kernel is worth it, and whether an operand is taken from before its
-    transpose, is settled for the whole product, since a device's part sees no more than its shards; all else is for
-    that part to choose."""
+    """Over the devices of a mesh. Whether there is a kernel, and whether an operand is taken from before its transpose,
+    is settled for the whole product, since a device's part sees no more than its shards; all else is for that part to
+    choose, and whether XLA is sooner done with products of its sizes."""
     before = sources(operands, params["contraction"])
     view, asked = asked_of(ctx, before, params)
     reason = (
@@ -213,7 +213,7 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     if reason := reason or why_not(ctx) or why_not_precision(params["precision"], asked.problem.a_dtype):
         return Refused(seen_as(asked.problem, view), reason)
     likely = expected(asked)
-    if likely.entry is None and not likely.is_missing:
+    if likely.entry is None and not (likely.is_missing or likely.for_its_sizes):
         return refused(likely, likely.route.problem)
     if record.is_listed():  # of a program that is not compiled, and its parts are lowered when XLA compiles
         note_whole(likely)

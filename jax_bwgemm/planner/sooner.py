@@ -18,7 +18,13 @@ def expected_us(problem: Problem, arch: Arch, is_known: bool = False) -> float |
     measured time or for a range of sizes, is compared with no time that trees alone expect."""
     if problem.batch > 1 or not problem.epilogue.is_identity:
         return None
-    return None if is_known and not KINDS[kind_of(problem)].alone else xla_us(problem, arch)
+    return None if is_known and is_learned(problem) else xla_us(problem, arch)
+
+
+def is_learned(problem: Problem) -> bool:
+    """Whether trees alone tell what is expected of XLA: it goes by the sizes, of which a part of a product has others.
+    What is expected of short and uneven products goes by what they are, which their parts are, too."""
+    return not KINDS[kind_of(problem)].alone
 
 
 def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> str | None:

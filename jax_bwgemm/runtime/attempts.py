@@ -67,7 +67,8 @@ class Attempt:
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
     `reason` says why. That it is expected to be done sooner than any tile of our lists (`is_sooner`) is no fallback; of
-    a gated product that `is_composed`, both its products are then chosen alone. With one, `reason` says why XLA has the
+    a gated product that `is_composed`, both its products are then chosen alone; one that is XLA's `for_its_sizes`, with
+    a kernel at hand, need not be in parts. With one, `reason` says why XLA has the
     epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the route and the plan are of,
     XLA has the sum, too. `us` is the price: of the kernel and of all passes over device memory that go with it.
     """
@@ -79,6 +80,7 @@ class Attempt:
     is_missing: bool = False
     is_composed: bool = False
     is_sooner: bool = False
+    for_its_sizes: bool = False
     parts: int = 1
     us: float = 0.0
     reason: str | None = None
@@ -301,8 +303,10 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
         best_us = min(kernels[0].us, _least_us(kernels[0].plan))
         reason = _why_sooner(asked, kernels[0], kernels[0].us, first)
         is_sooner = reason is not None and _why_sooner(asked, kernels[0], best_us, first) is not None
+        for_its_sizes = reason is not None and sooner.is_learned(_as_xla_has(asked, kernels[0]))
         if reason := reason or _why_xla(asked, kernels[0], first):
-            kernels, xlas = [], dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner)
+            xlas = dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner, for_its_sizes=for_its_sizes)
+            kernels = []
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
 

@@ -28,6 +28,7 @@ import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.ops import lowering, partition
 from jax_bwgemm.ops.partition import divide
+from jax_bwgemm.planner import sooner
 from tests.fuzz import fuzz, rounds
 
 ours = functools.partial(jax_bwgemm.matmul, **H200)
@@ -313,6 +314,31 @@ def test_the_tile_is_for_the_shard(artifacts_dir: Path, tmp_path: Path) -> None:
     assert call.startswith("bf16[1,1024,8192], bf16[1,2048,8192] -> bf16[1,1024,2048]")
     assert call.split()[-1] in str(whole.variant)
     assert collectives(text) == [] and " transpose(" not in text
+
+
+def test_what_trees_expect_of_xla_is_for_the_shard(
+    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA is expected to be done sooner with the whole product's sizes, not with those of a device's part."""
+    monkeypatch.setattr(sooner, "xla_us", lambda problem, arch: 1.0 if problem.m == 4096 else None)
+    mesh = mesh_of(AxisType.Auto)
+    a = jax.ShapeDtypeStruct((4096, 8192), BF16, sharding=NamedSharding(mesh, P("x")))
+    b = jax.ShapeDtypeStruct((8192, 4096), BF16, sharding=NamedSharding(mesh, P(None, "y")))
+    (call,) = kernels(partitioned(functools.partial(jax_bwgemm.matmul, device="h200"), [a, b], tmp_path))
+    assert call.startswith("bf16[1,1024,8192], bf16[1,8192,2048] -> bf16[1,1024,2048]")
+    report = jax_bwgemm.explain(lambda a, b: jax_bwgemm.matmul(a, b, device="h200"), a, b)
+    assert "a device's part may have another kernel" in str(report) and "XLA is expected to take 1.0 us" in str(report)
+
+
+def test_a_short_sum_of_xlas_is_no_partition_of_ours(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts are short as well."""
+    monkeypatch.setattr(sooner, "xla_us", lambda problem, arch: 1.0)
+    mesh = mesh_of(AxisType.Auto)
+    for k, is_divided in ((64, False), (8192, True)):
+        a = jax.ShapeDtypeStruct((4096, k), BF16, sharding=NamedSharding(mesh, P("x")))
+        b = jax.ShapeDtypeStruct((k, 4096), BF16, sharding=NamedSharding(mesh, P(None, "y")))
+        text = jax.jit(ours).lower(a, b).as_text()
+        assert ("CustomSPMDPartitioning" in text) == is_divided
 
 
 def test_a_repack_is_of_the_shard(repacks_dir: Path, tmp_path: Path) -> None:
