@@ -26,6 +26,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW
 from jax_bwgemm.planner import measured, parts
 from jax_bwgemm.planner.cost import roofline_us
+from jax_bwgemm.planner.order import SHORT_SUM
 from jax_bwgemm.runtime.decision import kernels
 
 FORMAT = 1
@@ -39,6 +40,7 @@ MAX_LAYER_US = 150.0  # of the roofline of a layer's product: the planner loses 
 GRADIENT_ROWS = 256  # of a layer's operands, at least, where the product is the gradient of its weights
 FUSED = ("bias", "bias+relu", "bias+gelu", "bias+silu", "residual", "bias+residual", "bias+silu+residual")
 MOST_OF_PARTS = 4096  # rows and columns of a product whose k is in parts
+TALL = 4096  # rows
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
     ("bfloat16", "bfloat16", 0.8),
@@ -139,7 +141,28 @@ def sample_of_parts(num: int, seed: int, arch: Arch) -> list[Problem]:
     return problems
 
 
-SAMPLES = {"all": sample, "layers": sample_of_layers, "fused": sample_of_fused, "parts": sample_of_parts}
+def sample_of_tall(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """`num` problems of more rows than TALL in bfloat16, whose transposes are candidates, too."""
+    rng = np.random.default_rng(seed)
+    problems: list[Problem] = []
+    while len(problems) < num:
+        m, n, k = (round(2 ** rng.uniform(np.log2(least), np.log2(LARGEST))) for least in (TALL, 8, SHORT_SUM))
+        if rng.random() >= UNALIGNED_SHARE:
+            m, n, k = map(_multiple_of_8, (m, n, k))
+        a_major, b_major = FORMS[rng.integers(len(FORMS))]
+        problem = Problem(m, n, k, a_major=a_major, b_major=b_major)
+        if roofline_us(problem, arch) <= MAX_ROOFLINE_US and why_not_padded(problem) is None:
+            problems.append(problem)
+    return problems
+
+
+SAMPLES = {
+    "all": sample,
+    "layers": sample_of_layers,
+    "fused": sample_of_fused,
+    "parts": sample_of_parts,
+    "tall": sample_of_tall,
+}
 
 
 def measure(

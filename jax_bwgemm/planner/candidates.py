@@ -25,7 +25,7 @@ from jax_bwgemm.planner.one_pass import is_plain_half, thin_tiles
 
 DIRECT_FLOPS, DIRECT_BYTES = 2e9, 16e6  # of a product, assumed: some 10 us of our other kernels
 DIRECT_TERMS = 128  # of a sum, assumed: its loads are a small part of what it stores
-SWAPPED_ROWS, SWAPPED_ROWS_OF_FEW = 4096, 512  # at most so many rows were tried as columns of the transposed product
+SWAPPED_ROWS, SWAPPED_ROWS_OF_FEW = 16384, 512  # at most so many rows were tried as columns of the transposed product
 # (H200); the second where an epilogue, or operands of other than 2 bytes, have few such kernels
 
 TileLists = Mapping[str, tuple[Tile, ...]]
