@@ -40,7 +40,7 @@ MAX_LAYER_US = 150.0  # of the roofline of a layer's product: the planner loses 
 GRADIENT_ROWS = 256  # of a layer's operands, at least, where the product is the gradient of its weights
 FUSED = ("bias", "bias+relu", "bias+gelu", "bias+silu", "residual", "bias+residual", "bias+silu+residual")
 MOST_OF_PARTS = 4096  # rows and columns of a product whose k is in parts
-TALL = 4096  # rows
+TALL, MAX_TALL_US = 4096, 60.0  # rows, and the roofline: of longer ones few would be timed
 FORMS = (("k", "n"), ("k", "k"), ("m", "n"))  # nn, nt, tn
 DTYPES = (
     ("bfloat16", "bfloat16", 0.8),
@@ -151,7 +151,7 @@ def sample_of_tall(num: int, seed: int, arch: Arch) -> list[Problem]:
             m, n, k = map(_multiple_of_8, (m, n, k))
         a_major, b_major = FORMS[rng.integers(len(FORMS))]
         problem = Problem(m, n, k, a_major=a_major, b_major=b_major)
-        if roofline_us(problem, arch) <= MAX_ROOFLINE_US and why_not_padded(problem) is None:
+        if roofline_us(problem, arch) <= MAX_TALL_US and why_not_padded(problem) is None:
             problems.append(problem)
     return problems
 
