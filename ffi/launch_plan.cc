@@ -1,6 +1,7 @@
 #include "launch_plan.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "dtypes.h"
 
@@ -193,9 +194,11 @@ Status ReadLaunchRequest(const Attributes& attrs, LaunchRequest* request) {
   return ReadLeaves(attrs, request->rules, &request->leaves);
 }
 
-Status MakeLaunchPlan(const LaunchRequest& request, const JbwBuffers& buffers, const LaunchContext& context,
+Status MakeLaunchPlan(const LaunchRequest& request, const JbwBuffers& given, const LaunchContext& context,
                       JbwLaunchPlan* plan) {
   *plan = {};
+  const std::vector<JbwBuffer> whole = WithBatch(request.rules, given);
+  const JbwBuffers buffers = {whole.data(), given.num_operands, given.num_results};
   Sizes sizes;
   JBW_RETURN_IF_ERROR(ReadSizes(request.rules, buffers, &sizes));
   JBW_RETURN_IF_ERROR(CheckParts(request, buffers, sizes));

@@ -1,5 +1,7 @@
 #include "operands.h"
 
+#include <algorithm>
+
 #include "dtypes.h"
 
 namespace jbw {
@@ -28,6 +30,12 @@ Status CheckType(const BufferRule& rule, const JbwBuffer& buffer) {
   if (buffer.dtype == rule.dtype) return {};
   return InvalidArgument("`", rule.role, "` requires ", DtypeName(rule.dtype),
                          ", for which the kernel is compiled, got ", DtypeName(buffer.dtype), ": cast it first");
+}
+
+bool IsLikeResult(const BufferRules& rules, const BufferRule& rule) {
+  const std::vector<Dim>& dims = rules.result().dims;
+  return std::equal(rule.dims.begin(), rule.dims.end(), dims.begin(), dims.end(),
+                    [](const Dim& x, const Dim& y) { return x.extent == y.extent; });
 }
 
 Status CheckSize(const char* name, int64_t size) {
@@ -77,6 +85,18 @@ Pitches::Pitches(int64_t size, int64_t element_bytes) : step(kAlignBytes / eleme
   const int64_t line = kLineBytes / element_bytes;
   least = (size + step - 1) / step * step;
   most = (size + line - 1) / line * line;
+}
+
+std::vector<JbwBuffer> WithBatch(const BufferRules& rules, const JbwBuffers& buffers) {
+  const auto count = static_cast<size_t>(buffers.num_operands + buffers.num_results);
+  std::vector<JbwBuffer> whole(buffers.all, buffers.all + count);
+  for (size_t i = 0; i < whole.size() && i < rules.all.size(); ++i) {
+    JbwBuffer& buffer = whole[i];
+    if (buffer.rank == 2 && IsLikeResult(rules, rules.all[i])) {
+      buffer = {buffer.dtype, 3, {1, buffer.dims[0], buffer.dims[1]}};
+    }
+  }
+  return whole;
 }
 
 Status ReadSizes(const BufferRules& rules, const JbwBuffers& buffers, Sizes* sizes) {

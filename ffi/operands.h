@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "buffer_rules.h"
 #include "status.h"
@@ -43,6 +44,10 @@ struct Pitches {
 
   int64_t step, least, most;  // elements
 };
+
+// The buffers of a call, with a batch of 1 where a matrix of l, m and n has none: XLA would copy a matrix that is
+// reshaped before it is stored over.
+std::vector<JbwBuffer> WithBatch(const BufferRules& rules, const JbwBuffers& buffers);
 
 // m, n and the batch are the first result's, k is the operands' smallest; everything else must agree with them.
 Status ReadSizes(const BufferRules& rules, const JbwBuffers& buffers, Sizes* sizes);

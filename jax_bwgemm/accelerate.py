@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax_bwgemm import checkpoint_policies
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.ops.chains import Chain, Operand, chains
+from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
@@ -48,10 +48,11 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
 
     What may follow: a scale, a bias, an activation that `matmul` knows (from `jax.nn`, or written out the same way), a
     residual, in any order that a kernel has; and of two products of one array, what makes one of both, as a gated layer
-    does. In `fun` itself and in what it scans, branches, rematerialises, jits or
-    maps over devices. All else is computed as before: products alone (`install` is for these), and where no kernel is
-    at hand, or none is predicted to be faster than a product and XLA's pass over it. So where no GPU of ours is
-    planned for, `fun` is left as it is.
+    does. A sum that a loop carries, as of the gradients of a weight over batches, is a residual that the kernel stores
+    its result over. In `fun` itself and in what it scans, branches, rematerialises, jits or maps over devices; JAX's
+    products, and those of `matmul` and its derivatives that have no epilogue. All else is computed as before: products
+    alone (`install` is for these), and where no kernel is at hand, or none is predicted to be faster than a product and
+    XLA's pass over it. So where no GPU of ours is planned for, `fun` is left as it is.
 
     What is fused is computed in float32 and rounded once, where `fun` may round after every step: bfloat16 results
     differ in their last bits. A value that is read elsewhere too, such as what a gradient keeps, ends the chain, and
@@ -152,21 +153,24 @@ class _Rewriter:
         self._barred: str | None = None
         self._known: dict[Any, tuple[Any, Any]] = {}  # with what has the id, which must live as long
 
-    def closed(self, closed: ClosedJaxpr) -> ClosedJaxpr:
-        key = id(closed), self._barred
+    def closed(self, closed: ClosedJaxpr, carry: slice = slice(0)) -> ClosedJaxpr:
+        """`carry`: of a loop's body, the arguments that its first results are the next ones of."""
+        key = id(closed), carry.start, carry.stop, self._barred
         if key not in self._known:
-            jaxpr = self.jaxpr(closed.jaxpr)
+            carried = dict(zip(closed.jaxpr.invars[carry], closed.jaxpr.outvars, strict=False))
+            jaxpr = self.jaxpr(closed.jaxpr, carried)
             own = closed if jaxpr is closed.jaxpr else ClosedJaxpr(jaxpr, closed.consts)
             self._known[key] = closed, own
         found: ClosedJaxpr = self._known[key][1]
         return found
 
-    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+    def jaxpr(self, jaxpr: Jaxpr, carried: Mapping[Any, Any] | None = None) -> Jaxpr:
+        """`carried`: arguments, and results that take their places."""
         eqns = [self._inner(eqn) for eqn in jaxpr.eqns]
         is_changed = any(x is not y for x, y in zip(eqns, jaxpr.eqns, strict=True))
-        for product in [eqn.outvars[0] for eqn in eqns if eqn.primitive.name == "dot_general"]:
+        for product in [eqn.outvars[0] for eqn in eqns if is_product(eqn)]:
             idx = next((i for i, eqn in enumerate(eqns) if product in eqn.outvars), None)
-            made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars)  # None: a gated one has it
+            made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars, carried or {})  # None: a gated one's
             is_changed |= made is not None
             eqns = made or eqns
         return jaxpr.replace(eqns=eqns) if is_changed else jaxpr
@@ -181,13 +185,13 @@ class _Rewriter:
             params |= {"policy": _POLICIES[policy]} if "policy" in params else {}
         else:
             self._barred = f"a policy of `jax.checkpoint` that may know JAX's products alone, {_name(policy)}"
-        own = {key: self._value(value) for key, value in params.items()}
+        own = {key: self._value(value, _carry(eqn, key)) for key, value in params.items()}
         self._barred = before
         return eqn.replace(params=own) if any(own[key] is not eqn.params[key] for key in own) else eqn
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Any, carry: slice = slice(0)) -> Any:
         if isinstance(value, ClosedJaxpr):
-            return self.closed(value)
+            return self.closed(value, carry)
         if isinstance(value, Jaxpr):
             return self.jaxpr(value)
         if isinstance(value, tuple) and any(isinstance(x, ClosedJaxpr | Jaxpr) for x in value):
@@ -195,13 +199,15 @@ class _Rewriter:
             return own if any(x is not y for x, y in zip(own, value, strict=True)) else value
         return value
 
-    def _fused(self, eqns: list[JaxprEqn], idx: int, outvars: list[Any]) -> list[JaxprEqn] | None:
+    def _fused(
+        self, eqns: list[JaxprEqn], idx: int, outvars: list[Any], carried: Mapping[Any, Any]
+    ) -> list[JaxprEqn] | None:
         """The equations with the longest chain of a product in one that gains; None if none does."""
         reason, where = None, _line(eqns[idx])
         for found in chains(eqns, idx, outvars):
             asked = self._barred or (found if isinstance(found, str) else self._why_not(eqns, found))
             if isinstance(found, Chain) and not isinstance(asked, str):
-                made = self._equations(eqns, found)
+                made = self._equations(eqns, found, _in_place(eqns, found, carried))
                 self.products.append(AcceleratedProduct(str(asked), found.epilogue.kind, reason, where))
                 return made
             reason = reason or textwrap.shorten(str(asked), 160)
@@ -221,11 +227,11 @@ class _Rewriter:
         if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
             return reason
         known, symbols = stand_in(problem)
-        if problem.is_empty or (symbols and self._settings.is_emulated):
+        settings: Config = params["settings"]
+        if problem.is_empty or (symbols and settings.is_emulated):
             return "its sizes are 0, or not known before it runs, as the emulator requires"
         if view.moves or not view.fuses:
             return "no kernel reads the operands as they lie"
-        settings = self._settings
         compiles = settings.compile_missing == "auto"
         attempt = expected(
             Asked(known, settings.planned_device, None, settings.is_emulated, compiles, view.has_other, symbols=symbols)
@@ -246,10 +252,10 @@ class _Rewriter:
             "precision": dot.params["precision"],
             "tile": None,
             "out_sharding": sharding,
-            "settings": self._settings,
+            "settings": dot.params.get("settings", self._settings),
         }
 
-    def _equations(self, eqns: list[JaxprEqn], chain: Chain) -> list[JaxprEqn]:
+    def _equations(self, eqns: list[JaxprEqn], chain: Chain, in_place: dict[str, int]) -> list[JaxprEqn]:
         """With one in the place of the chain's last."""
         last = chain.members[-1]
         made: list[JaxprEqn] = []
@@ -258,7 +264,7 @@ class _Rewriter:
             primitive=matmul_p if is_linear(chain.epilogue) else fused_matmul_p,
             invars=[*_factors(eqns, chain), *operands],
             outvars=[chain.out],
-            params=self._params(eqns, chain),
+            params=self._params(eqns, chain) | in_place,
         )
 
         def placed() -> Iterator[JaxprEqn]:
@@ -269,6 +275,26 @@ class _Rewriter:
                     yield eqn
 
         return list(placed())
+
+
+def _carry(eqn: JaxprEqn, key: str) -> slice:
+    """Of a param that is the body of a loop, those of its arguments that the loop carries; of any other, none."""
+    params: Any = eqn.params
+    if (eqn.primitive.name, key) == ("scan", "jaxpr"):
+        return slice(params["num_consts"], params["num_consts"] + params["num_carry"])
+    return slice(params["body_nconsts"], None) if (eqn.primitive.name, key) == ("while", "body_jaxpr") else slice(0)
+
+
+def _in_place(eqns: list[JaxprEqn], chain: Chain, carried: Mapping[Any, Any]) -> dict[str, int]:
+    """The param that says which operand of a chain its result may be stored over: what a loop carries, if the result is
+    what it carries on, and nobody else reads it. XLA would copy it, once a turn, were it stored elsewhere."""
+    for i, operand in enumerate(chain.operands):
+        is_bare = not (operand.ones or operand.casts) and operand.var.aval.dtype == chain.out.aval.dtype
+        if is_bare and carried.get(operand.var) is chain.out:
+            readers = {j for j, eqn in enumerate(eqns) if any(x is operand.var for x in eqn.invars)}
+            if readers <= set(chain.members):
+                return {"in_place": i}
+    return {}
 
 
 def _factors(eqns: list[JaxprEqn], chain: Chain) -> list[Any]:

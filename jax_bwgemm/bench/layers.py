@@ -1,5 +1,6 @@
-"""`bench --layers`: feed-forward blocks, forward and with all gradients: `mlp` and `gated_mlp` against the same written
-with `@`, under `jax_bwgemm.install()` and under XLA with sets of flags, alternately."""
+"""`bench --layers`: feed-forward blocks, forward, with all gradients, and with those of weights added up over batches:
+`mlp` and `gated_mlp` against the same written with `@`, under `jax_bwgemm.install()` and under XLA with sets of flags,
+alternately."""
 
 from __future__ import annotations
 
@@ -78,7 +79,20 @@ def gradients(f: Callable[..., jax.Array], *operands: jax.Array) -> Any:
     return out, pullback(operands[-1])
 
 
-STEPS = {"forward": forward, "gradients": gradients}
+def sums(f: Callable[..., jax.Array], *operands: jax.Array) -> Any:
+    """The gradients of all weights, added up in float32 over TURNS parts of the tokens, one after the other."""
+    x, *ws, cotangent = operands
+    parts = tuple(z.reshape(TURNS, -1, z.shape[-1]) for z in (x, cotangent))
+
+    def turn(sums: Operands, part: Operands) -> tuple[Operands, None]:
+        _, pullback = jax.vjp(functools.partial(f, part[0]), *ws)
+        return jax.tree.map(lambda sum, g: sum + g.astype(sum.dtype), sums, pullback(part[1])), None
+
+    return jax.lax.scan(turn, tuple(jnp.zeros(w.shape, jnp.float32) for w in ws), parts)[0]
+
+
+STEPS = {"forward": forward, "gradients": gradients, "sums": sums}
+TURNS = 4
 
 
 def main(rounds: int, path: Path | None, commit: str, layers: Sequence[Layer] = LAYERS) -> int:
@@ -115,14 +129,14 @@ def make_operands(layer: Layer) -> Operands:
 
 
 def measure(layer: Layer, step: str, operands: Operands, clock: Any, rounds: int) -> dict[str, Any]:
-    def compiled(f: Callable[..., jax.Array], flags: str = "default") -> Any:
-        options = dict(FLAG_SETS[flags])
-        return jax.jit(functools.partial(STEPS[step], f), compiler_options=options).lower(*operands).compile()
+    def compiled(f: Callable[..., Any], flags: str = "default") -> Any:
+        return jax.jit(f, compiler_options=dict(FLAG_SETS[flags])).lower(*operands).compile()
 
-    programs = {"ours": compiled(layer.fused)}
+    fused, plain = (functools.partial(STEPS[step], f) for f in (layer.fused, layer.plain))
+    programs = {"ours": compiled(jax_bwgemm.accelerate(fused) if step == "sums" else fused)}
     with jax_bwgemm.installed():
-        programs["installed"] = compiled(layer.plain)
-    programs |= {name: compiled(layer.plain, name) for name in FLAG_SETS}
+        programs["installed"] = compiled(plain)
+    programs |= {name: compiled(plain, name) for name in FLAG_SETS}
     measures = {name: clock(program, 1, *operands) for name, program in programs.items()}
     samples = timing.alternate(measures, rounds, 0.0)
     times = {name: sample.median_us for name, sample in samples.items()}

@@ -11,11 +11,19 @@ from jax.extend.mlir import ir
 from jax_bwgemm.facts.recipe import Attribute
 
 
-def custom_call(ctx: Any, target: str, operands: Sequence[Any], said: Mapping[str, Attribute]) -> Sequence[Any]:
-    """The results of a call that says `said`, in int32, float32 and strings. All buffers are row-major."""
+def custom_call(
+    ctx: Any,
+    target: str,
+    operands: Sequence[Any],
+    said: Mapping[str, Attribute],
+    aliases: Mapping[int, int] | None = None,
+) -> Sequence[Any]:
+    """The results of a call that says `said`, in int32, float32 and strings. All buffers are row-major. `aliases`: over
+    which operand a result is stored, which XLA copies before if it is read behind the call."""
     attributes = {name: _attribute(value) for name, value in said.items()}  # JAX's own way to make them takes thrice as
     # long, for a dozen numbers a product
-    return jax.ffi.ffi_lowering(target, backend_config=attributes)(ctx, *operands)
+    rule = jax.ffi.ffi_lowering(target, operand_output_aliases=dict(aliases or {}), backend_config=attributes)
+    return rule(ctx, *operands)
 
 
 def _attribute(value: Attribute) -> Any:

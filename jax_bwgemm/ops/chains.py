@@ -1,4 +1,5 @@
-"""Products of a jaxpr and the pointwise equations that follow them. Knows no kernel, no price and no device.
+"""Products of a jaxpr, JAX's and ours, and the pointwise equations that follow them. Knows no kernel, no price and no
+device.
 
 A chain ends where a value of it is read elsewhere: what a gradient keeps, for one, is never computed a second time.
 """
@@ -14,6 +15,7 @@ from jax.extend.core import Literal
 
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import ACC, BIAS, FACTOR, RESIDUAL, UP, Epilogue, Input
+from jax_bwgemm.ops.primitive import matmul_p
 from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
 
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
@@ -31,9 +33,10 @@ _CASTS = ("pvary", "pcast")
 class Chain:
     """A product, or the two of a gated one, and what follows up to `out`, the result of the last of `members`.
 
-    `members` and `products`: equations, the latter in the order in which the contraction has their b. `operands`: what
-    `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out` is one
-    pass of XLA's, which could do all of `epilogue`, too.
+    `members` and `products`: equations, the latter in the order in which the contraction has their b. What is
+    transposed at once, as gradients of weights are, is a product whose result has its modes in that order.
+    `operands`: what `epilogue` reads, with the modes of the contraction's `extras`. `is_passed_over`: what reads `out`
+    is one pass of XLA's, which could do all of `epilogue`, too.
     """
 
     members: tuple[int, ...]
@@ -46,6 +49,16 @@ class Chain:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Sum:
+    """What the pointwise equations read of a product, and the equation that makes it: its own, or the one that
+    transposes its result by `permutation` and alone reads it."""
+
+    var: Any
+    maker: int
+    permutation: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Operand:
     """A variable without its dimensions `ones`, of size 1; `casts`: equations that make it vary over mesh axes, the
     last first, to be repeated for it."""
@@ -53,6 +66,24 @@ class Operand:
     var: Any
     ones: tuple[int, ...] = ()
     casts: tuple[Eqn, ...] = ()
+
+
+def is_product(eqn: Eqn) -> bool:
+    """Whether it multiplies, and does nothing else: JAX's own, or one of ours, as the gradients of fused products have
+    them, that asks for no tile and no order of summation."""
+    if eqn.primitive is not matmul_p:
+        return bool(eqn.primitive.name == "dot_general")
+    params = eqn.params
+    is_free = params["tile"] is None and not params["settings"].is_batch_invariant
+    return bool(is_free and params["epilogue"].is_identity and not params["contraction"].symmetric)
+
+
+def contraction_of(product: Eqn) -> Contraction:
+    if product.primitive is matmul_p:
+        found: Contraction = product.params["contraction"]
+        return found
+    a, b = (x.aval.ndim for x in product.invars)
+    return of_dot_general(a, b, product.params["dimension_numbers"])
 
 
 def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Chain | str]:
@@ -72,7 +103,7 @@ def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
     one = eqns[idx]
 
     def is_alike(eqn: Eqn) -> bool:
-        if eqn.primitive.name != "dot_general" or eqn.params != one.params:
+        if eqn.primitive is not one.primitive or eqn.params != one.params:
             return False
         avals = [x.aval for x in (one.invars[1], eqn.invars[1])]
         return eqn.invars[0] is one.invars[0] and avals[0].shape == avals[1].shape and avals[0].dtype == avals[1].dtype
@@ -83,30 +114,40 @@ def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
 def _of_products(
     eqns: Sequence[Eqn], products: tuple[int, ...], makers: Mapping[Any, int], readers: Mapping[Any, set[int]]
 ) -> Iterator[Chain | str]:
-    trees, refusal = _cone(eqns, products)
+    sums = [_sum(eqns, i, readers) for i in products]
+    trees, refusal = _cone(eqns, products, sums)
     if refusal:
         yield refusal
     for out in sorted(trees, key=lambda x: -makers[x]):
         if isinstance(trees[out], Leaf) or str(out.aval.dtype) not in _RESULTS:
             continue
         own = _ancestors(out, makers, trees, eqns)
-        if not set(products) <= set(own):
+        if not {x.maker for x in sums} <= set(own):
             continue
+        own = sorted({*own, *products})
         if any(not readers[eqns[i].outvars[0]] <= set(own) for i in own[:-1]):
             yield "what is in it is read elsewhere, too"
             continue
         try:
             is_passed_over = _is_passed_over(out, own[-1], eqns, readers)
-            contraction, epilogue, operands = _read_by(trees[out], products, out.aval, eqns, makers)
+            contraction, epilogue, operands = _read_by(trees[out], products, sums, out.aval, eqns, makers)
             yield Chain(tuple(own), products, out, contraction, epilogue, operands, is_passed_over)
         except UnfusableError as error:
             yield str(error)
 
 
-def _cone(eqns: Sequence[Eqn], products: tuple[int, ...]) -> tuple[dict[Any, Tree], str]:
+def _sum(eqns: Sequence[Eqn], idx: int, readers: Mapping[Any, set[int]]) -> _Sum:
+    """Of a product with an `out_sharding`, its own result."""
+    product: Any = eqns[idx].outvars[0]
+    (reader,) = readers[product] if len(readers[product]) == 1 else (-1,)
+    if reader < 0 or eqns[reader].primitive.name != "transpose" or eqns[idx].params["out_sharding"] is not None:
+        return _Sum(product, idx, tuple(range(product.aval.ndim)))
+    return _Sum(eqns[reader].outvars[0], reader, eqns[reader].params["permutation"])
+
+
+def _cone(eqns: Sequence[Eqn], products: tuple[int, ...], sums: Sequence[_Sum]) -> tuple[dict[Any, Tree], str]:
     """What pointwise equations make of products, and the first reason why one is none of them."""
-    sums = [eqns[i].outvars[0] for i in products]
-    trees: dict[Any, Tree] = {x: Leaf(x) for x in sums}
+    trees: dict[Any, Tree] = {x.var: Leaf(x.var) for x in sums}
     refusal = ""
 
     def read(x: Any) -> Tree:
@@ -115,7 +156,7 @@ def _cone(eqns: Sequence[Eqn], products: tuple[int, ...]) -> tuple[dict[Any, Tre
     for eqn in eqns[min(products) + 1 :]:
         if not any(not isinstance(x, Literal) and x in trees for x in eqn.invars):
             continue
-        if any(x.aval.shape != sums[0].aval.shape for x in eqn.outvars):
+        if any(x.aval.shape != sums[0].var.aval.shape for x in eqn.outvars):
             continue
         try:
             trees[eqn.outvars[0]] = tree_of(eqn, [read(x) for x in eqn.invars])
@@ -153,7 +194,7 @@ def _is_passed_over(out: Any, idx: int, eqns: Sequence[Eqn], readers: Mapping[An
     reduction before the next product, as of a norm, has XLA read it twice."""
     if any(i < 0 or not is_pointwise(eqns[i]) for i in readers[out]):
         return False
-    end = next((i for i in range(idx + 1, len(eqns)) if eqns[i].primitive.name == "dot_general"), len(eqns))
+    end = next((i for i in range(idx + 1, len(eqns)) if is_product(eqns[i])), len(eqns))
     todo: list[Any] = [out]
     seen: set[int] = set()
     while todo:
@@ -175,13 +216,14 @@ def is_pointwise(eqn: Eqn) -> bool:
 
 
 def _read_by(
-    tree: Tree, products: Sequence[int], out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]
+    tree: Tree, products: Sequence[int], sums: Sequence[_Sum], out: Any, eqns: Sequence[Eqn], makers: Mapping[Any, int]
 ) -> tuple[Contraction, Epilogue, tuple[Operand, ...]]:
-    dot = eqns[products[0]]
-    a, b = dot.invars
-    contraction = of_dot_general(a.aval.ndim, b.aval.ndim, dot.params["dimension_numbers"])
-    contraction = dataclasses.replace(contraction, num_bs=len(products))
-    return read_by([tree], [eqns[i].outvars[0] for i in products], out, contraction, eqns, makers)
+    plain = contraction_of(eqns[products[0]])
+    if len({x.permutation for x in sums}) > 1:
+        raise UnfusableError("products of which one is transposed are no gated one")
+    modes = "".join(plain.out[i] for i in sums[0].permutation)
+    contraction = dataclasses.replace(plain, out=modes, num_bs=len(products))
+    return read_by([tree], [x.var for x in sums], out, contraction, eqns, makers)
 
 
 def read_by(

@@ -86,6 +86,7 @@ class Fused:
 def _fused_matmul_jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, **params: Any) -> tuple[Any, Any]:
     """The tangent of what is affine in the sums and vectors goes through the derivative of what follows that; the
     tangents of the operands there come on top."""
+    params.pop("in_place", None)  # the tangent may read what a result would be stored over
     count = len(params["contraction"].factors)
     fused = Fused(primals[:count], epilogue, primals[count:], params)
     dots = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ from jax_bwgemm.runtime.decision import Decision, register
 from jax_bwgemm.runtime.ffi import TARGET_NAME
 from jax_bwgemm.runtime.launch import request
 
-Emit = Callable[[Any, Sequence[Any], Decision], Any]
+Emit = Callable[[Any, Sequence[Any], Decision, Mapping[int, int]], Any]
 
 
 def _matmul_lowering(ctx: Any, *operands: Any, branch: str | None = None, **params: Any) -> Any:
@@ -197,7 +197,8 @@ def _by_kernel(ctx: Any, operands: Sequence[Any], params: dict[str, Any], choice
         has_vectors = view.fuses and attempt.parts == 1
         inner, outer = unfused(params["epilogue"]) if has_vectors else (Epilogue(), params["epilogue"])
         taker = dataclasses.replace(taker, ctx=_of_product(ctx, inner, outer), **_without(params, inner))
-    results = _call(taker, operands, choice, params["settings"], emit)
+    over = params.get("in_place") if outer is None and not params["settings"].is_emulated else None
+    results = _call(taker, operands, choice, params["settings"], emit, over)
     return results if outer is None else _finish(ctx, results, taker.ctx.avals_out, operands[2:], params, inner, outer)
 
 
@@ -224,7 +225,10 @@ def _divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Seque
     return lower_divided(own, values, params | {"contraction": contraction})
 
 
-def _call(taker: Taker, operands: Sequence[Any], choice: Choice, settings: Config, emit: Emit) -> list[Any]:
+def _call(
+    taker: Taker, operands: Sequence[Any], choice: Choice, settings: Config, emit: Emit, over: int | None = None
+) -> list[Any]:
+    """`over`: which of the epilogue's operands the first result is stored over, if it is one like that."""
     attempt, avals_out = choice.attempt, taker.ctx.avals_out
     plan = attempt.plan
     assert plan is not None  # the attempt has a kernel
@@ -237,8 +241,14 @@ def _call(taker: Taker, operands: Sequence[Any], choice: Choice, settings: Confi
     num = len(avals_out) - len(taker.epilogue.reductions)
     parts = [] if num == len(avals_out) else _parts(taker, Decision(plan, attempt.entry), num)
     own = taker.ctx.replace(avals_in=avals, avals_out=[*map(taker.result_aval, avals_out[:num]), *parts])
+    aliases = {}
+    if over is not None and over < len(taker.epilogue.operands) and taker.lies_alike(over):
+        # As they are, without a batch: what is reshaped, XLA copies before it is stored over.
+        at, given = len(values) - len(taker.epilogue.operands) + over, len(taker.contraction.factors) + over
+        values[at], avals[at], aliases = operands[given], taker.ctx.avals_in[given], {at: 0}
+        own = own.replace(avals_in=avals, avals_out=[avals_out[0], *own.avals_out[1:]])
     with named(taker.ctx, choice.profiled_name):
-        results = emit(own, values, Decision(plan, attempt.entry))
+        results = emit(own, values, Decision(plan, attempt.entry), aliases)
     found = [taker.give(result, aval) for result, aval in zip(results[:num], avals_out[:num], strict=True)]
     reduced = enumerate(zip(results[num:], parts, avals_out[num:], strict=True))
     return found + [taker.give_reduced(*given, i) for i, given in reduced]
@@ -293,13 +303,13 @@ def _composed(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
 
 
-def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
+def _custom_call(ctx: Any, operands: Sequence[Any], decision: Decision, aliases: Mapping[int, int]) -> Any:
     """What the kernel returns beyond the product's results, such as a workspace, nobody reads."""
     assert decision.plan is not None and decision.entry is not None  # the caller has a kernel
     made, asked = request(decision.plan, decision.entry), len(ctx.avals_out)
     unread = [jax.core.ShapedArray(x.shape, jnp.dtype(x.dtype)) for x in made.results[asked:]]
     own = ctx.replace(avals_out=[*ctx.avals_out, *unread])
-    results = custom_call(own, TARGET_NAME, operands, made.attributes)[:asked]
+    results = custom_call(own, TARGET_NAME, operands, made.attributes, aliases)[:asked]
     return results if _may_lie_anywhere(decision.entry) else list(map(barrier, results))
 
 
@@ -310,8 +320,8 @@ def _may_lie_anywhere(entry: Entry) -> bool:
     return entry.variant.store == "threads" or may_be_in_loop()
 
 
-def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision) -> Any:
-    """A call back to Python, with all that the custom call has.
+def _emulation(ctx: Any, operands: Sequence[Any], decision: Decision, aliases: Mapping[int, int]) -> Any:
+    """A call back to Python, with all that the custom call has, but that its result is an array of its own.
 
     Not by `jax.pure_callback`, which turns the operands into JAX arrays: with operands sharded over CPU devices,
     jax 0.10.2 then waited for a device that waited for the callback. Here they arrive as NumPy arrays.

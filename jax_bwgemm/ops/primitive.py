@@ -8,11 +8,13 @@ docs/architecture.md, "The primitive's operands".
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
@@ -22,6 +24,9 @@ from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.precision import is_algorithm
 from jax_bwgemm.ops.reference import round_to
 from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying, of_rank
+
+# What JAX says of where a product comes from, in a profile or a report, is the user's line.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
 matmul_p = Primitive("bwgemm_matmul")
 fused_matmul_p = Primitive("bwgemm_fused_matmul")
@@ -41,7 +46,9 @@ def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **p
     """The results of `epilogue`, all of the contraction's shape; `operands` as it names them, in `out_dtype`, with the
     modes that the contraction's `extras` say.
 
-    Params: `product`'s, with any epilogue. Of a symmetric contraction, b is a: it is linear in neither.
+    Params: `product`'s, with any epilogue, and perhaps `in_place`: which of `operands`, shaped as the result is, a
+    kernel may store its first result over, for nobody reads it behind it, as what a loop adds up in. Derivatives drop
+    it. Of a symmetric contraction, b is a: it is linear in neither.
     """
     if is_linear(params["epilogue"]) and not params["contraction"].symmetric:
         return (product(a, b, **params),)

@@ -117,6 +117,13 @@ class Taker:
             pairs.append(self._as(_aligned(self.ctx, value, aval), aval, modes, whole, shape))
         return [value for value, _ in pairs], [aval for _, aval in pairs]
 
+    def lies_alike(self, i: int) -> bool:
+        """Whether the `i`-th operand of the epilogue is one matrix, and lies as the result does, for the user and for
+        the kernel."""
+        given, out = self.ctx.avals_in[len(self.contraction.factors) + i], self.ctx.avals_out[0]
+        is_matrix = given.shape == out.shape == (self.view.m, self.view.n) and given.dtype == out.dtype
+        return is_matrix and self.contraction.extras[i] == self.contraction.out == self.view.out
+
     def result_aval(self, aval: Any) -> Any:
         """A result's, as the kernel makes it."""
         if self.parts > 1:

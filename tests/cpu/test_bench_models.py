@@ -120,14 +120,15 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert layers.main(ROUNDS, path, "", shapes) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [(row["layer"]["is_gated"], row["step"]) for row in rows] == [
-        (gated, step) for gated in (True, False) for step in ("forward", "gradients")
+        (gated, step) for gated in (True, False) for step in ("forward", "gradients", "sums")
     ]
     assert all(set(row["times_us"]) == {"ours", "installed", "default"} for row in rows)
     for layer in shapes:
         operands = layers.make_operands(layer)
-        got, want = (layers.gradients(f, *operands) for f in (layer.fused, layer.plain))
-        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            assert jax.numpy.allclose(g.astype("float32"), w.astype("float32"), rtol=0.1, atol=0.1)
+        for step in (layers.gradients, layers.sums):
+            got, want = (step(f, *operands) for f in (layer.fused, layer.plain))
+            for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                assert jax.numpy.allclose(g.astype("float32"), w.astype("float32"), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.long

@@ -82,6 +82,31 @@ def test_it_cuts_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     assert said in page, said
 
 
+def test_what_it_loses_of_many_rows() -> None:
+    """Few of which it was fitted to; less, since their transposes are candidates."""
+    assert "h200_tall.json" not in json.loads((calibration.SHIPPED / "hopper.json").read_text())["products"]
+    arch, products = load(RESULTS / "h200_tall.json")
+    products = [spare.of_what_ships(product, arch.target) for product in products]
+    alone, found = (_said(arch, products, is_calibrated) for is_calibrated in (False, True))
+    before = []
+    for product in products:
+        as_given = {(tile, flips): us for (tile, flips), us in product.times_us.items() if not flips}
+        whole, own = (
+            calibrate.kernels(dataclasses.replace(product, times_us=x), arch) for x in (product.times_us, as_given)
+        )
+        lost = own.lost(calibration.of(arch).trees.sums(own.rows))
+        before.append((1 + lost) * own.wholes_us.min() / whole.wholes_us.min() - 1)
+    assert found["mean"] < 0.03 and float(np.mean(before)) > found["mean"]
+    means = [f"{100 * x:.1f}" for x in (alone["mean"], found["mean"], float(np.mean(before)))]
+    said = (
+        f"Of {len(products)} products of more than 4,096 rows (`h200_tall.json`), of which these files have few, they "
+        f"lose {means[0]} % with the model alone, and {means[1]} % with the correction (90th percentile "
+        f"{100 * found['90th percentile']:.1f} %, at most {100 * found['max']:.1f} %), where it was {means[2]} % "
+        "without their transposes"
+    )
+    assert said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
+
+
 @pytest.mark.long
 def test_where_rows_begin_tells_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of products that the shipped correction was not fitted to, with a quarter of its trees: what is lost with the

@@ -83,6 +83,24 @@ def test_a_residual_is_moved_as_the_result_is(c_major: str, out_dtype: str) -> N
     assert not any(plan.param_block[:512]) and struct.unpack_from("<3i", plan.param_block, 512) == (1008, 528, 4096)
 
 
+@pytest.mark.parametrize("c_major", "nm")
+def test_one_matrix_needs_no_batch(c_major: str) -> None:
+    """The result, and what is shaped like it: XLA would copy what is reshaped before it is stored over."""
+    request = ffi_cases.request(batch=1, c_major=c_major, has_residual=True)
+    whole = request.plan()
+    for role in ("out", "residual"):
+        buffer = getattr(request, role)
+        assert buffer.rank == 3 and buffer.dims[0] == 1
+        buffer.rank, buffer.dims[0], buffer.dims[1] = 2, buffer.dims[1], buffer.dims[2]
+    plan = request.plan()
+    assert plan.param_block == whole.param_block
+    for role in ("out", "residual"):
+        own, wanted = (request.use(x, role).map for x in (plan, whole))
+        assert [list(getattr(own, x)) for x in ("dims", "stride_bytes", "box")] == [
+            list(getattr(wanted, x)) for x in ("dims", "stride_bytes", "box")
+        ]
+
+
 def test_the_longest_list_of_parameters_fits() -> None:
     request = ffi_cases.request(has_bias=True, has_residual=True, workspace_bytes=2**24)
     plan = request.plan()

@@ -89,12 +89,13 @@ def run_matmul(
     others: Mapping[str, np.ndarray] | None = None,
     scalars: Mapping[str, float] | None = None,
     policies: Mapping[str, int] | None = None,
+    in_place: bool = False,
     **options: Any,
 ) -> tuple[np.ndarray, Counters]:
     """`a` (la, m, k) or (la, k, m) and `b` (lb, k, n) or (lb, n, k), by the variant's majors; the result (l, m, n).
 
     `others`: what else the variant reads, by role, as it is stored; further results are written there. `policies`: of
-    the L2 cache, other than normal, by matrix.
+    the L2 cache, other than normal, by matrix. `in_place`: the result is stored over a copy of the residual.
     """
     variant, tile = facts.variant, facts.variant.tile
     m, k = a.shape[1:] if variant.a_major == "k" else a.shape[:0:-1]
@@ -111,7 +112,12 @@ def run_matmul(
         clusters = max_clusters or tiles
         arrays["workspace"] = poisoned_workspace(tile, clusters) if workspace is None else workspace
     at = places(variant)
+    if in_place:
+        assert residual is not None and residual.shape == out.shape
+        out[...] = arrays.pop("residual")
     addresses = {name: memory.register(array, name) for name, array in arrays.items()}
+    if in_place:
+        addresses["residual"], arrays["residual"] = addresses["out"], out
     roles = {i: name for name, i in reversed(at.items())}
     values: dict[str, Any] = {}
     for source, own in facts.tensor_maps.items():

@@ -185,6 +185,7 @@ HOPPER_DENSE = _tiles(
     "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong, "
     "64x64 streamk"
 )  # of a layer's product
+HOPPER_ADDED = _tiles("128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 64x64 streamk")
 HOPPER_DENSE_SWAPPED = HOPPER_FEW, Tile(64, 32, cluster_m=4, pingpong=True), HOPPER_ROWS, HOPPER_TALL
 HOPPER_BYTES = _tiles(
     "192x128 1x2 streamk, 64x64 1x4 pingpong, 64x96 2x2 pingpong, 64x160 4x2 pingpong, 64x64 4x2 pingpong, 64x64 1x1x4"
@@ -221,7 +222,7 @@ ROWS = {
         Row(_tiles("64x16 streamk, 64x96 4x2 pingpong"), F16_OR_F32, WEIGHTS, c_major="m"),
         Row(HOPPER_F16_SWAPPED, F16_ONLY, ("mk", "kk", "mn"), c_major="m"),
         Row((SMALL,), CROSSED, FORWARD),
-        # Epilogues belong to forward passes, where a is k-major; only a scale reaches gradients.
+        # Epilogues belong to forward passes, where a is k-major; a scale and a sum of batches reach gradients.
         Row(HOPPER_DENSE, BF16_ONLY, FORWARD, (*DENSE, *RESIDUAL[:2])),
         Row(HOPPER_DENSE_SWAPPED, BF16_ONLY, ("mk", "kk"), DENSE, c_major="m"),
         Row((HOPPER_FEW, HOPPER_ROWS, HOPPER_TALL), BF16_ONLY, ("mk", "kk"), RESIDUAL[:2], c_major="m"),
@@ -244,6 +245,7 @@ ROWS = {
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # which "batch" may choose: no CTAs share its tiles
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
+        Row(HOPPER_ADDED, BF16_OR_F32, WEIGHTS, RESIDUAL[:1]),  # to what the batches before have summed up
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
@@ -316,6 +318,7 @@ ROWS = {
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, GATED),
         Row((PAIR,), F16_ONLY, FORWARD, GATED),
         Row((PAIR, SMALL), SAME, WEIGHTS, (SCALE,)),
+        Row((PAIR, SMALL), BF16_OR_F32, WEIGHTS, RESIDUAL[:1]),
         Row(BLACKWELL_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row(BLACKWELL_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
         Row(BLACKWELL_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
