@@ -2,7 +2,8 @@
 
 The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
 of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in
-the place of what they fuse. With several GPUs the batch is divided over them, and the gradients of the weights are
+the place of what they fuse, and `jax_bwgemm.accelerate` around the step, by which the kernels of the weights' gradients
+make the new weights. With several GPUs the batch is divided over them, and the gradients of the weights are
 added. With one, CUPTI says what of each step its products take: no other library of products can spare the rest.
 """
 
@@ -149,8 +150,11 @@ def compile_all(block: Block, operands: tuple[Weights, jax.Array]) -> dict[str, 
     (attention's products, if they are written out) depends on the flags."""
 
     def compiled(name: str, is_fused: bool = False) -> Any:
-        options = dict(FLAG_SETS[name])
-        return jax.jit(lambda w, x: step(block, w, x, is_fused), compiler_options=options).lower(*operands).compile()
+        def own(w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
+            return step(block, w, x, is_fused)
+
+        program = jax_bwgemm.accelerate(own) if is_fused else own
+        return jax.jit(program, compiler_options=dict(FLAG_SETS[name])).lower(*operands).compile()
 
     with jax_bwgemm.installed():
         ours = {"ours": compiled("default"), "ours, no-triton": compiled("no-triton")}

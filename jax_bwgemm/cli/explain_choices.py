@@ -59,7 +59,7 @@ DTYPES = (
     ("s8->s32", 0.05),
 )  # as a case writes them, with their shares
 MIN_FLOPS = 10**6
-COLUMNS = (("product", 51), ("device", 8), ("tile", 43), ("tile order", 20), ("L2 hints and more; chosen by", 0))
+COLUMNS = (("product", 51), ("device", 8), ("tile", 45), ("tile order", 20), ("L2 hints and more; chosen by", 0))
 
 
 def text() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -194,12 +195,23 @@ def epilogue_of(
         args = [holes[hole] for hole in pattern.holes]
         if pattern.op in _COMMUTATIVE and not _reads_acc(args[0], inputs):
             args.reverse()  # a chain reads the sums first
-        by = args[-1]
-        if pattern.op == "mul" and isinstance(by, float) and _is_acc(args[0], inputs):
-            if scalars.setdefault(ALPHA.role, by) == by:  # a scale, which kernels take as a parameter
-                return Apply("mul", (ACC, ALPHA))
-            return Apply("mul", (ACC, Const(by)))
+        if (by := _scale(pattern.op, args, inputs)) is not None:
+            return scaled(by)
+        if pattern.op == "sub" and not _reads_acc(args[0], inputs) and (by := scale_of(args[1])) is not None:
+            return Apply("add", (scaled(-by), node(args[0])))  # a chain adds
         return Apply(pattern.op, tuple(map(node, args)))
+
+    def scale_of(tree: Tree) -> float | None:
+        if not isinstance(tree, Call):
+            return 1.0 if _is_acc(tree, inputs) else None
+        pattern, holes = _matched(tree)
+        return _scale(pattern.op, [holes[hole] for hole in pattern.holes], inputs)
+
+    def scaled(by: float) -> Node:
+        """Kernels take a scale as a parameter, but no second one."""
+        if scalars.setdefault(ALPHA.role, by) == by:
+            return Apply("mul", (ACC, ALPHA))
+        return Apply("mul", (ACC, Const(by)))
 
     names, num = string.ascii_lowercase, len(trees) - len(reductions)
     if len(trees) > len(names):
@@ -236,6 +248,19 @@ def _unify(pattern: Tree, tree: Tree, holes: dict[Leaf, Tree]) -> dict[Leaf, Tre
         if found is not None:
             return found
     return None
+
+
+def _scale(op: str, args: Sequence[Tree], inputs: Mapping[Leaf, Input]) -> float | None:
+    """By what the sums are multiplied, in any order, or divided, if that is as exact; None if it is anything else."""
+    if len(args) != 2 or op not in ("mul", "div"):
+        return None
+    args = args[::-1] if op == "mul" and isinstance(args[0], float) else args
+    by = args[1]
+    if not isinstance(by, float) or not _is_acc(args[0], inputs):
+        return None
+    if op == "mul":
+        return by
+    return 1 / by if by and math.isfinite(by) and abs(math.frexp(by)[0]) == 0.5 else None
 
 
 def _reads_acc(tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:

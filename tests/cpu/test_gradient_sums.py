@@ -226,6 +226,22 @@ def test_over_a_mesh(specs: Any, wanted: list[str], tmp_path: Path, monkeypatch:
     assert ("output_to_operand_aliasing" in text) == (not wanted)
 
 
+MEANS = {
+    "averaged": lambda acc, x, y: acc + gradient(x, y).astype(F32) / 4,
+    "gradient descent": lambda acc, x, y: acc - 1e-3 * gradient(x, y).astype(F32),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_part_of_a_gradient(name: str) -> None:
+    turn = MEANS[name]
+    f = _scanned(lambda acc, xy: (turn(acc, *xy), None))
+    args = struct(K, N, dtype=F32), X, Y
+    assert [x.epilogue for x in accelerate(f).report(*args).products] == ["scale_residual"]
+    (variant,) = in_place(hlo(accelerate(f), *args))
+    assert variant.endswith("_scale_residual")
+
+
 def test_whose_line_it_is() -> None:
     """The user's, not that of the package, which has made the gradient."""
     report = accelerate(summed(accelerate(mlp), F32)).report(weights(2048, 8192), struct(3, 4, 1024, 2048))

@@ -72,6 +72,30 @@ def test_constants_are_compiled_in_but_a_scale() -> None:
     assert found.scalars == (("alpha", 2.0),)
 
 
+SCALES = {
+    "times": (lambda acc, b, r: acc * 0.1 + r, 0.1),
+    "the other way round": (lambda acc, b, r: r + 0.1 * acc, 0.1),
+    "less": (lambda acc, b, r: r - acc, -1.0),
+    "less a part": (lambda acc, b, r: r - 0.1 * acc, -0.1),
+    "less what it was divided by": (lambda acc, b, r: r - acc / 8, -0.125),
+    "by a power of two": (lambda acc, b, r: acc / -4.0 + r, -0.25),
+}
+
+
+@pytest.mark.parametrize("f, alpha", SCALES.values(), ids=SCALES)
+def test_a_part_of_the_sums_is_added(f: Callable[..., Any], alpha: float) -> None:
+    """As of gradients that are averaged, or of a step of gradient descent: one kernel, whatever the part."""
+    found = traced(f)
+    assert str(found.out) == "add(mul(acc, alpha), residual:mn)" and found.kind == "scale_residual"
+    assert dict(found.scalars)["alpha"] == pytest.approx(alpha, rel=1e-7)
+
+
+@pytest.mark.parametrize("by", [3.0, 0.0, float("inf")])
+def test_a_division_that_no_scale_is(by: float) -> None:
+    """Whose result would be another."""
+    assert str(traced(lambda acc, b, r: acc / by + r).out).startswith("add(div(acc, ")
+
+
 def test_the_sums_stand_first() -> None:
     """As the names of kernels have it."""
     for f in (lambda a, b, r: r + jax.nn.gelu(b + a), lambda a, b, r: jax.nn.gelu(a + b) + r):

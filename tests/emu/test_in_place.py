@@ -8,7 +8,6 @@ import zlib
 import pytest
 
 from jax_bwgemm.emulator import Schedule
-from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.variant import Variant
 from tests.cases import check_case
 from tests.emu.matmul import run_matmul
@@ -16,8 +15,8 @@ from tests.emu.shipped import facts, module, variants, why_missing
 from tests.emu.test_catalogue import even, odd
 from tests.fuzz import in_turn
 
-RESIDUAL = chain(has_residual=True)
-KERNELS = [v for target in ("sm_90a", "sm_100f") for v in variants(target) if v.steps == RESIDUAL]
+ADDED = "residual", "scale_residual"
+KERNELS = [v for target in ("sm_90a", "sm_100f") for v in variants(target) if v.steps.kind in ADDED]
 
 
 def for_sums() -> list[Variant]:

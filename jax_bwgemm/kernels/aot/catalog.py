@@ -57,6 +57,7 @@ SCALED = chain(2.0, True), chain(2.0, False, "relu"), chain(2.0, True, "relu")
 FUSED = (SCALE, BIAS, RELU, BIAS_RELU, *SCALED)
 GATED = (GELU, BIAS_GELU, SILU, BIAS_SILU)
 RESIDUAL = (chain(has_residual=True), chain(has_bias=True, has_residual=True), chain(1.0, True, "relu", True))
+ADDED = chain(has_residual=True), chain(2.0, has_residual=True)  # to what the batches before have summed up
 GATED_RESIDUAL = (chain(1.0, True, "gelu", True), chain(1.0, True, "silu", True))
 UNITS = tuple(unit(name, is_gated=True) for name in ("silu", "gelu"))
 UNITS_KEPT = tuple(kept(name, is_gated=True) for name in ("silu", "gelu"))
@@ -245,7 +246,8 @@ ROWS = {
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # which "batch" may choose: no CTAs share its tiles
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
-        Row(HOPPER_ADDED, BF16_OR_F32, WEIGHTS, RESIDUAL[:1]),  # to what the batches before have summed up
+        Row(HOPPER_ADDED, BF16_OR_F32, WEIGHTS, ADDED),
+        Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_ONLY, FORWARD, ADDED[1:]),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
@@ -318,7 +320,8 @@ ROWS = {
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, GATED),
         Row((PAIR,), F16_ONLY, FORWARD, GATED),
         Row((PAIR, SMALL), SAME, WEIGHTS, (SCALE,)),
-        Row((PAIR, SMALL), BF16_OR_F32, WEIGHTS, RESIDUAL[:1]),
+        Row((PAIR, SMALL), BF16_OR_F32, WEIGHTS, ADDED),
+        Row((PAIR, SMALL), BF16_ONLY, FORWARD, ADDED[1:]),
         Row(BLACKWELL_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row(BLACKWELL_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
         Row(BLACKWELL_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
