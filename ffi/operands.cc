@@ -88,8 +88,7 @@ Pitches::Pitches(int64_t size, int64_t element_bytes) : step(kAlignBytes / eleme
 }
 
 std::vector<JbwBuffer> WithBatch(const BufferRules& rules, const JbwBuffers& buffers) {
-  const auto count = static_cast<size_t>(buffers.num_operands + buffers.num_results);
-  std::vector<JbwBuffer> whole(buffers.all, buffers.all + count);
+  std::vector<JbwBuffer> whole(buffers.all, buffers.all + std::max(0, buffers.num_operands + buffers.num_results));
   for (size_t i = 0; i < whole.size() && i < rules.all.size(); ++i) {
     JbwBuffer& buffer = whole[i];
     if (buffer.rank == 2 && IsLikeResult(rules, rules.all[i])) {

@@ -69,8 +69,9 @@ def candidates(
     if problem.n <= FEW and not swaps:
         tiles += [(tile, False) for tile in narrow[family] if tile not in shipped[family]]
     found = [_candidate(problem, tile, flips) for tile, flips in tiles]
+    few = narrow if problem.m <= FEW else swapped
     if is_swappable(problem):
-        found += [_candidate(problem, tile, True, True) for tile in (narrow if problem.m <= FEW else swapped)[family]]
+        found += [_candidate(problem, tile, True, True) for tile in few.get(family, ())]
     if is_small(problem, arch) or is_raw(problem, arch):
         own = [(tile, False) for tile in direct[family]]
         own += [(tile, True) for tile in swapped_direct[family]] if problem.m <= FEW else []

@@ -67,8 +67,8 @@ class Attempt:
 
     `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
     `reason` says why. That it is expected to be done sooner than any tile of our lists (`is_sooner`) is no fallback; of
-    a gated product that `is_composed`, both its products are then chosen alone; one that is XLA's `for_its_sizes`, with
-    a kernel at hand, need not be in parts. With one, `reason` says why XLA has the
+    a gated product that `is_composed`, both its products are then chosen alone. One that is XLA's `for_its_sizes`,
+    though a kernel is at hand, need not be where a mesh divides it. With an entry, `reason` says why XLA has the
     epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the route and the plan are of,
     XLA has the sum, too. `us` is the price: of the kernel and of all passes over device memory that go with it.
     """

@@ -363,7 +363,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[An
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
 
-    def emit(ctx: Any, operands: Sequence[Any], chosen: Any) -> Any:
+    def emit(ctx: Any, operands: Sequence[Any], chosen: Any, aliases: Any) -> Any:
         problem = chosen.plan.problem
         ran.append(problem)
         asked = request(chosen.plan, chosen.entry).results
