@@ -280,9 +280,19 @@ class _Rewriter:
 def _carry(eqn: JaxprEqn, key: str) -> slice:
     """Of a param that is the body of a loop, those of its arguments that the loop carries; of any other, none."""
     params: Any = eqn.params
-    if (eqn.primitive.name, key) == ("scan", "jaxpr"):
-        return slice(params["num_consts"], params["num_consts"] + params["num_carry"])
-    return slice(params["body_nconsts"], None) if (eqn.primitive.name, key) == ("while", "body_jaxpr") else slice(0)
+    if (eqn.primitive.name, key) == ("while", "body_jaxpr"):
+        return slice(params["body_nconsts"], None)
+    if (eqn.primitive.name, key) != ("scan", "jaxpr"):
+        return slice(0)
+    # Between what stays and what is taken apart, whose numbers versions of JAX say in different ways.
+    body, given = params["jaxpr"], [*map(_ndim, eqn.invars)]
+    num_apart = sum(ndim != own.ndim for ndim, own in zip(given, body.in_avals, strict=True))
+    num = sum(_ndim(x) == own.ndim for x, own in zip(eqn.outvars, body.out_avals, strict=True))
+    return slice(len(given) - num_apart - num, len(given) - num_apart)
+
+
+def _ndim(x: Any) -> int:
+    return int(x.aval.ndim)
 
 
 def _in_place(eqns: list[JaxprEqn], chain: Chain, carried: Mapping[Any, Any]) -> dict[str, int]:
