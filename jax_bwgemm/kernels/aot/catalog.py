@@ -186,7 +186,6 @@ HOPPER_DENSE = _tiles(
     "128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 128x96 1x4 pingpong, 128x64 1x2 pingpong, "
     "64x64 streamk"
 )  # of a layer's product
-HOPPER_ADDED = _tiles("128x256 2x1 streamk, 192x128 1x2 streamk, 128x128 2x1 pingpong, 64x64 streamk")
 HOPPER_DENSE_SWAPPED = HOPPER_FEW, Tile(64, 32, cluster_m=4, pingpong=True), HOPPER_ROWS, HOPPER_TALL
 HOPPER_BYTES = _tiles(
     "192x128 1x2 streamk, 64x64 1x4 pingpong, 64x96 2x2 pingpong, 64x160 4x2 pingpong, 64x64 4x2 pingpong, 64x64 1x1x4"
@@ -246,8 +245,7 @@ ROWS = {
         Row((SMALL,), (*BF16_OR_F32, *F16_ONLY), FORWARD, RESIDUAL[:2]),
         Row((HOPPER_LARGE,), BF16_ONLY, FORWARD, RESIDUAL[:2]),  # which "batch" may choose: no CTAs share its tiles
         Row((HOPPER_LARGE, SMALL), SAME, WEIGHTS, (SCALE,)),
-        Row(HOPPER_ADDED, BF16_OR_F32, WEIGHTS, ADDED),
-        Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_ONLY, FORWARD, ADDED[1:]),
+        Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_OR_F32, WEIGHTS, ADDED),
         # Layers of a transformer: forward, forward for a gradient, and back.
         Row(HOPPER_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row((HOPPER_LARGE_STREAM, HOPPER_PINGPONG), BF16_ONLY, FORWARD, (*BACK, *UNITS_BACK)),
@@ -320,8 +318,7 @@ ROWS = {
         Row((PAIR, SMALL), BF16_ONLY, FORWARD, GATED),
         Row((PAIR,), F16_ONLY, FORWARD, GATED),
         Row((PAIR, SMALL), SAME, WEIGHTS, (SCALE,)),
-        Row((PAIR, SMALL), BF16_OR_F32, WEIGHTS, ADDED),
-        Row((PAIR, SMALL), BF16_ONLY, FORWARD, ADDED[1:]),
+        Row((PAIR,), BF16_OR_F32, WEIGHTS, ADDED),
         Row(BLACKWELL_GATED, BF16_ONLY, FORWARD, (*UNITS, *UNITS_KEPT)),
         Row(BLACKWELL_SYMMETRIC, BF16_ONLY, SYRK_MAJORS, SYRK),
         Row(BLACKWELL_SYMMETRIC, F16_ONLY, SYRK_MAJORS[:1], SYRK),
