@@ -21,10 +21,12 @@ def _takes_5_us(monkeypatch):
 
 
 def test_it_is_compared_with_what_ours_takes_behind_others():
-    launch_us = H200.constants.launch_us
-    for k, row in ((32, sooner.SHORT_ROW), (320, sooner.ROW)):
+    """A long product is left to it only if it is far ahead."""
+    launch_us, long = H200.constants.launch_us, Problem(4096, 4096, 8192)
+    rows = (Problem(256, 256, 32), 1.12), (Problem(256, 256, 320), 0.98), (long, 0.92)
+    for problem, row in rows:
         for us, is_xlas in ((5.0 / row + 0.01, True), (5.0 / row - 0.01, False), (0.0, False)):
-            assert (sooner.why_xla(Problem(256, 256, k), us + launch_us, H200) is not None) == is_xlas
+            assert (sooner.why_xla(problem, us + launch_us, H200) is not None) == is_xlas
 
 
 def test_what_is_said():

@@ -286,6 +286,13 @@ def test_products_of_layers_are_what_was_said() -> None:
     assert {(problem.a_major, problem.b_major) for problem in problems} == set(regret.FORMS)
 
 
+def test_a_sample_of_many_rows() -> None:
+    problems = regret.sample_of_tall(60, 1, H200)
+    assert problems[:10] == regret.sample_of_tall(10, 1, H200) and problems != regret.sample_of_tall(60, 2, H200)
+    assert all(4096 <= x.m <= 16384 and x.k >= 128 and roofline_us(x, H200) <= regret.MAX_TALL_US for x in problems)
+    assert 10 < sum(x.n < 256 for x in problems) < 50 and 30 < sum(x.m % 8 == 0 for x in problems) < 60
+
+
 def test_products_of_parts_are_some_that_are_looked_at() -> None:
     problems = regret.sample_of_parts(60, 1, H200)
     assert problems[:10] == regret.sample_of_parts(10, 1, H200) and problems != regret.sample_of_parts(60, 2, H200)
