@@ -226,11 +226,10 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
 
     def launch_all(a: Sequence[Forms], b: Sequence[Forms], rest: Sequence[jax.Array]) -> jax.Array:
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
-            decision, pair = decisions[kernel], (a[i % copies], b[i % copies])
+            decision, given = decisions[kernel], (a[i % copies], *b[i % copies :: copies])
             own = decision.plan
             assert own is not None and own.tile is not None  # a kernel at hand was planned
-            pair = pair[::-1] if own.swapped else pair
-            given = pair[: 1 if own.tile.symmetric else 2]
+            given = given[::-1] if own.swapped else given[:1] if own.tile.symmetric else given
             launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), given, rest)
         return jnp.zeros(())
 
@@ -238,13 +237,13 @@ def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_r
 
 
 def operands(problem: Problem, copies: int) -> tuple[list[Forms], list[Forms], list[jax.Array]]:
-    """`copies` of a and of b as stored, padded as TMA requires and, where that is another shape, as they are; and what
-    the epilogue adds.
+    """`copies` of a and of b as stored, padded as TMA requires and, where that is another shape, as they are; behind
+    all of a gated product's b the other one's; and what the epilogue adds.
 
     Made on the host: a program that draws random numbers would have to be compiled for each shape.
     """
     a = [_forms(problem, "a", problem.a_dtype, 2 * i) for i in range(copies)]
-    b = [_forms(problem, "b", problem.b_dtype, 2 * i + 1) for i in range(copies)]
+    b = [_forms(problem, "b", problem.b_dtype, 2 * i + 1) for i in range(copies * problem.num_bs)]
     return a, b, [_random(extra.shape, extra.dtype, 0) for extra in problem.extras]
 
 

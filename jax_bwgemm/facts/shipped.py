@@ -89,6 +89,7 @@ HOPPER_PROMOTED = (
 HOPPER_GATED = (
     Tile(128, 256, cluster_m=2, gated=True),
     Tile(128, 256, cluster_m=2, stream_k=True, gated=True),
+    Tile(128, 256, stream_k=True, gated=True),
     Tile(128, 128, cluster_m=2, pingpong=True, gated=True),
     Tile(128, 128, gated=True),
     Tile(64, 128, gated=True),
@@ -193,7 +194,6 @@ BLACKWELL = (
 BLACKWELL_GATED = (
     Tile(256, 256, cta_group=2, cluster_m=2, gated=True),
     Tile(256, 128, cta_group=2, cluster_m=2, gated=True),
-    Tile(128, 256, gated=True),
     Tile(128, 128, gated=True),
     Tile(64, 128, gated=True),
 )

@@ -26,6 +26,7 @@ from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import Epilogue, chain, parse
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW, Tile
+from jax_bwgemm.facts.units import unit
 from jax_bwgemm.planner import measured, parts
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.runtime import ffi
@@ -99,6 +100,13 @@ def test_the_program_launches_each_kernel_as_planned(artifacts_dir: Path) -> Non
         assert line.endswith(types)
     arguments = [re.findall(r"%arg\d+", line) for line in lines]
     assert arguments[0] == ["%arg0", "%arg2"] and arguments[1] == ["%arg1", "%arg3"] and arguments[2] == arguments[0]
+
+
+def test_a_gated_kernel_gets_both_matrices_of_a_copy(layers_on_h200: None) -> None:
+    decisions, lines = lowered(Problem(512, 512, 256, epilogue=unit("silu", is_gated=True)), 2)
+    assert decisions and len(lines) == 2 * len(decisions)
+    arguments = [re.findall(r"%arg\d+", line) for line in lines]  # a, a, gate, gate, up, up
+    assert arguments[:2] == [["%arg0", "%arg2", "%arg4"], ["%arg1", "%arg3", "%arg5"]]
 
 
 def test_operands_are_as_stored_and_padded() -> None:

@@ -16,6 +16,7 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.units import unit
 from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime.decision import decide, kernels
 
@@ -27,6 +28,7 @@ PROBLEMS = (
     Problem(1023, 1025, 1027),
     Problem(256, 512, 256, 3, a_batch=3),
     Problem(512, 512, 512, epilogue=chain(1.0, True, "relu")),
+    Problem(512, 512, 512, epilogue=unit("silu", is_gated=True)),
 )
 
 
