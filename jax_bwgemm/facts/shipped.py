@@ -89,7 +89,6 @@ HOPPER_PROMOTED = (
 HOPPER_GATED = (
     Tile(128, 256, cluster_m=2, gated=True),
     Tile(128, 256, cluster_m=2, stream_k=True, gated=True),
-    Tile(128, 256, stream_k=True, gated=True),
     Tile(128, 128, cluster_m=2, pingpong=True, gated=True),
     Tile(128, 128, gated=True),
     Tile(64, 128, gated=True),

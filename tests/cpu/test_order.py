@@ -337,3 +337,21 @@ class TestBench:
         assert drawn == orders.sample(20, 1, H200) and 10 < len(drawn) <= 20
         assert all(min(x.m, x.n) >= 64 and x.k >= 256 and x.out_dtype == "bfloat16" for x in drawn)
         assert not any(padding(x, operand) for x in drawn for operand in "ab")
+
+
+def test_what_a_cluster_costs_is_as_the_table_says():
+    """By stream-K tiles of 128x256, alone and in 2x1: products of whole lines, and one of torn ones."""
+    ways = [f"128x256x64_cta1_cluster{cluster}_streamk" for cluster in ("1x1", "2x1")]
+    ratios = []
+    for record in measured.load(measured.shipped_path("h200")).records.values():
+        us = {time.tile: time.us for time in record.times if not time.swapped}
+        m, n, k = (int(size) for size in record.problem.split()[0].split("*")[1].split("x"))
+        if all(way in us for way in ways) and 2 * m * n * k > 200e9:
+            alone_us, shared_us = (us[way] for way in ways)
+            if (m, n, k) == (5000, 5000, 5000):
+                assert f"takes {alone_us:.1f} us alone and {shared_us:.1f} in 2x1" in TEXT
+            else:
+                ratios.append(1 - alone_us / shared_us)
+    low, middle, high = (100 * pick(ratios) for pick in (min, statistics.median, max))
+    assert f"table's {len(ratios)} products of more than 200 GFLOP" in TEXT
+    assert f"alone takes {low:.1f} to {high:.1f} % less (the median is {middle:.0f} %)" in TEXT

@@ -67,7 +67,7 @@ def _mesh(row: Fields) -> str:
 def _layer(row: Fields) -> str:
     layer, times = row["layer"], row["times_us"]
     kind = "gated" if layer["is_gated"] else "biased"
-    step = {"forward": "forward", "gradients": "and all gradients"}[row["step"]]
+    step = {"forward": "forward", "gradients": "and all gradients", "sums": "summed gradients"}[row["step"]]
     what = f"{layer['tokens']} x {layer['width']} -> {layer['ffn']}, {kind} {layer['activation']}: {step}"
     best = min(times[name] for name in ("default", "cublaslt", "no-triton"))
     ratios = " | ".join(f"{x / times['ours']:.3f}" for x in (times["default"], best))
