@@ -9,6 +9,7 @@ import re
 
 from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.facts.problem import DTYPE_BYTES, DTYPE_SHORT, Problem
+from jax_bwgemm.facts.units import unit
 from jax_bwgemm.planner.measured import stand_in
 
 FORMS = ("nn", "nt", "tn")  # a then b; "t": stored transposed, as a gradient finds its operands
@@ -130,7 +131,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """The product (of swiglu, the first of two) without an epilogue."""
+        """The product (of swiglu, one of two) without an epilogue."""
         a_major, b_major = "m" if self.form[0] == "t" else "k", "k" if self.form[1] == "t" else "n"
         return Problem(
             self.m, self.n, self.k, self.batch, self.dtype, self.dtype, self.out_dtype,
@@ -139,7 +140,9 @@ class Case:
 
     @property
     def fused(self) -> Problem:
-        """The product (of swiglu, the first of two) with its epilogue."""
+        """The product with its epilogue; of swiglu, the gated one."""
+        if self.epilogue == "swiglu":
+            return dataclasses.replace(self.problem, epilogue=unit("silu", is_gated=True))
         activation = next((step for step in self.steps if step in ACTIVATIONS), None)
         epilogue = chain(1.0, "bias" in self.steps, activation, "residual" in self.steps)
         return dataclasses.replace(self.problem, epilogue=epilogue)
@@ -152,7 +155,7 @@ class Case:
     @property
     def flops(self) -> int:
         """Of the products; an epilogue's are not counted."""
-        return self.problem.flops * (2 if self.epilogue == "swiglu" else 1)
+        return self.fused.flops
 
     @property
     def min_bytes(self) -> int:

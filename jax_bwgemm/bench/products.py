@@ -31,15 +31,15 @@ def plain(case: Case, dot: Product | None = None) -> Product:
 
 
 def ours(case: Case, on_fallback: str) -> Product:
-    """`jax_bwgemm.matmul` with the epilogue; of swiglu, which it does not take, both products."""
-    matmul = functools.partial(jax_bwgemm.matmul, out_dtype=jnp.dtype(case.out_dtype), on_fallback=on_fallback)
-    if case.epilogue == "swiglu":
-        return plain(case, matmul)
+    """`jax_bwgemm.matmul` with the epilogue; of swiglu, `gated_matmul`."""
+    settings: dict[str, Any] = {"out_dtype": jnp.dtype(case.out_dtype), "on_fallback": on_fallback}
     activation = next((step for step in case.steps if step in ACTIVATIONS), None)
 
-    def product(a: Any, b: Any, bias: Any = None, residual: Any = None) -> Any:
+    def product(a: Any, b: Any, up: Any = None, bias: Any = None, residual: Any = None) -> Any:
         a, b = _as_matrices(case, a, b)
-        return matmul(a, b, bias=bias, activation=activation, residual=residual)
+        if up is not None:
+            return jax_bwgemm.gated_matmul(a, b, _as_matrices(case, a, up)[1], activation="silu", **settings)
+        return jax_bwgemm.matmul(a, b, bias=bias, activation=activation, residual=residual, **settings)
 
     return product
 

@@ -33,6 +33,7 @@ from jax_bwgemm.bench.cases import (
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.units import unit
 
 
 def test_the_default_list_is_what_it_was_meant_to_be() -> None:
@@ -149,12 +150,13 @@ def test_the_formulas_are_the_float64_one(form: str, epilogue: str) -> None:
 def test_what_takes_time_of_its_own_is_tuned_beside_the_product_alone() -> None:
     """A relu borrows the product's times; a gate and a residual do not."""
     alone = Case(8, 16, 24).problem
-    for epilogue in ("", "bias+relu", "swiglu"):
+    for epilogue in ("", "bias+relu"):
         assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone,)
     for epilogue, own in (
         ("bias+gelu", chain(has_bias=True, activation="gelu")),
         ("relu+residual", chain(activation="relu", has_residual=True)),
         ("bias+silu+residual", chain(has_bias=True, activation="silu", has_residual=True)),
+        ("swiglu", unit("silu", is_gated=True)),
     ):
         assert Case(8, 16, 24, epilogue=epilogue).tuned == (alone, dataclasses.replace(alone, epilogue=own))
 
@@ -184,7 +186,6 @@ def test_a_large_result_is_sampled() -> None:
         ("bias+gelu", {"bias": True, "activation": "gelu"}),
         ("relu+residual", {"activation": "relu", "residual": True}),
         ("bias+silu+residual", {"bias": True, "activation": "silu", "residual": True}),
-        ("swiglu", {}),
     ],
 )
 def test_ours_fuses_what_kernels_take(epilogue: str, taken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,19 @@ def test_ours_fuses_what_kernels_take(epilogue: str, taken: dict[str, Any], monk
     monkeypatch.setattr(jax_bwgemm, "matmul", matmul)
     case = Case(8, 8, 8, out_dtype="float32", epilogue=epilogue)
     products.ours(case, "error")(**programs.make_operands(case, 1)[0])
-    assert calls == [taken] * (2 if epilogue == "swiglu" else 1)
+    assert calls == [taken]
+
+
+def test_ours_has_one_product_of_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(jax_bwgemm, "gated_matmul", lambda *operands, **settings: calls.append((*operands, settings)))
+    case = Case(8, 16, 24, form="nt", epilogue="swiglu")
+    (operands,) = programs.make_operands(case, 1)
+    products.ours(case, "error")(**operands)
+    ((a, gate, up, settings),) = calls
+    for got, want in ((a, operands["a"]), (gate, operands["b"].T), (up, operands["up"].T)):
+        np.testing.assert_array_equal(got, want)
+    assert settings == {"activation": "silu", "out_dtype": jnp.bfloat16, "on_fallback": "error"}
 
 
 @pytest.mark.parametrize(
