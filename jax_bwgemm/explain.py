@@ -188,7 +188,7 @@ def _explain_function(f: Callable[..., Any], args: Sequence[Any], device: str | 
     def fresh(*args: Any) -> Any:  # of a function that was lowered before, nothing would be noted
         return f(*args)
 
-    with config(device=device, on_fallback="ignore", compile_missing="never"), record.listed() as products:
+    with config(device=device, on_fallback="ignore"), record.listed(runs=False) as products:
         jax.jit(fresh).trace(*args).lower(lowering_platforms=("cuda",))
     return FunctionExplanation(tuple(products), resolve(None, None).deterministic)
 

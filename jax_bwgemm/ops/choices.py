@@ -19,19 +19,21 @@ from jax_bwgemm.ops.taking import Sources
 from jax_bwgemm.planner.views import View
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, state
+from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, expected, state
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
     """A product that XLA computes, and why; whether it computes all others, too. A gated product `is_composed` where
-    kernels may still compute its two. One that XLA is expected to be done with sooner (`is_sooner`) is no fallback."""
+    kernels may still compute its two. One that XLA is expected to be done with sooner (`is_sooner`) is no fallback.
+    Where a program is explained, XLA stands in for a kernel that is `missing`, and would be compiled first."""
 
     problem: Problem
     reason: str
     is_everywhere: bool = False
     is_composed: bool = False
     is_sooner: bool = False
+    missing: Attempt | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +84,17 @@ def chosen(ctx: Any, before: Sources, params: dict[str, Any]) -> tuple[Choice, .
     if reason := why_not_precision(params["precision"], asked.problem.a_dtype):
         return Refused(seen_as(asked.problem, view), reason)
     seen = _seen(ctx, asked)
+
+    def decided(asked: Asked) -> Attempt:
+        return expected(asked) if record.is_explained() else choose(asked, seen)
+
     parts = asked.symbols.parts if asked.symbols and not asked.tile else ()
-    found = [choose(_of_part(asked, part), seen) for part in parts]
+    found = [decided(_of_part(asked, part)) for part in parts]
     if found and all(attempt.entry for attempt in found):
-        own = (Choice(attempt, view, before, part) for attempt, part in zip(found, parts, strict=True))
-        return _merged(own)
-    attempt = choose(asked, seen)
+        return _merged(Choice(attempt, view, before, part) for attempt, part in zip(found, parts, strict=True))
+    attempt = decided(asked)
+    if attempt.is_missing:
+        return Refused(seen_as(attempt.problem, view), "its kernel is compiled first", missing=attempt)
     if attempt.entry is None:
         return refused(attempt, seen_as(attempt.route.problem, view))
     return (Choice(attempt, view, before, asked.symbols),)
@@ -184,13 +191,22 @@ def note_kernels(choices: Sequence[Choice]) -> None:
 
 
 def note_whole(likely: Attempt) -> None:
-    assert likely.plan is not None and likely.plan.variant is not None  # a kernel is at hand, or can be compiled
     notes = ["of the whole, which is divided over the mesh: a device's part may have another kernel"]
     if likely.for_its_sizes:
         notes.append(f"of the whole, {likely.reason}")
-    problem, name = likely.problem, likely.plan.variant.name
-    own = str(problem), name, likely.us, None, tuple(notes), _where(), problem.flops, problem.min_bytes
-    record.note(record.Product(*own))
+    _note_planned(likely, likely.problem, notes)
+
+
+def note_missing(refused: Refused) -> None:
+    assert refused.missing is not None
+    why_xlas = None if refused.missing.is_fused else refused.missing.reason
+    _note_planned(refused.missing, refused.problem, ["compiled first, once, in some seconds"], why_xlas)
+
+
+def _note_planned(planned: Attempt, problem: Problem, notes: Sequence[str], why_xlas: str | None = None) -> None:
+    assert planned.plan is not None and planned.plan.variant is not None  # a kernel is at hand, or can be compiled
+    own = planned.plan.variant.name, planned.us, why_xlas, tuple(notes), _where(), problem.flops, problem.min_bytes
+    record.note(record.Product(str(problem), *own))
 
 
 def _where() -> str:

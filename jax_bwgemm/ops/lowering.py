@@ -24,6 +24,7 @@ from jax_bwgemm.ops.choices import (
     chosen,
     known,
     note_kernels,
+    note_missing,
     note_refused,
     note_whole,
     refused,
@@ -106,7 +107,9 @@ def _or_fall_back(ctx: Any, operands: Sequence[Any], params: dict[str, Any], mad
     if made.is_composed:
         note_refused(made)
         return _composed(ctx, operands, params)
-    if not made.problem.is_empty:
+    if made.missing:
+        note_missing(made)
+    elif not made.problem.is_empty:
         note_refused(made)
         settings, what = params["settings"], str(made.problem)
         if not made.is_sooner:

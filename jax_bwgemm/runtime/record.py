@@ -52,6 +52,7 @@ _lock = threading.Lock()
 _kernels: collections.Counter[str] = collections.Counter()
 _fallbacks: collections.Counter[str] = collections.Counter()
 _listed: contextvars.ContextVar[list[Product] | None] = contextvars.ContextVar("listed", default=None)
+_runs = contextvars.ContextVar("runs", default=True)
 
 
 def note(product: Product) -> None:
@@ -78,6 +79,11 @@ def is_listed() -> bool:
     return _listed.get() is not None
 
 
+def is_explained() -> bool:
+    """Whether what this thread lowers will not run: no kernel is compiled for it, and what would be is listed."""
+    return not _runs.get()
+
+
 def drop(kernel: str) -> None:
     """The last product that `kernel` was noted for: another one took its place, and nobody reads its result."""
     if (listed := _listed.get()) is None:
@@ -90,14 +96,15 @@ def drop(kernel: str) -> None:
 
 
 @contextlib.contextmanager
-def listed() -> Iterator[list[Product]]:
-    """What this thread lowers in the block."""
+def listed(runs: bool = True) -> Iterator[list[Product]]:
+    """What this thread lowers in the block; without `runs`, for nobody to run it."""
     products: list[Product] = []
-    token = _listed.set(products)
+    tokens = _listed.set(products), _runs.set(runs)
     try:
         yield products
     finally:
-        _listed.reset(token)
+        _listed.reset(tokens[0])
+        _runs.reset(tokens[1])
 
 
 def stats(reset: bool = False) -> Stats:

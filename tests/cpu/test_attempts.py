@@ -163,6 +163,27 @@ def test_explain_says_what_the_lowering_compiles(have, builder, tile, epilogue):
     assert "which is compiled first" in text
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_explain_of_a_function_lists_what_would_be_compiled(have, builder, activation):
+    """It compiles nothing itself; before, it had this product left to XLA, and so all that its gradient makes of it."""
+    built, _ = builder
+    have(entry(BEST, dtypes=PRODUCT))
+    a = struct(4096, 4096)
+
+    def f(a, b):
+        return jax_bwgemm.matmul(a, b, activation=activation)
+
+    with jax_bwgemm.config(compile_missing="auto"):
+        (product,) = jax_bwgemm.explain(f, a, a, device="h200").products
+        assert built == [] and product.notes == ("compiled first, once, in some seconds",) and product.reason is None
+        assert product.us > 0 and product.flops == 2 * 4096**3
+        with jax_bwgemm.config(device="h200"):
+            jax.jit(f).trace(a, a).lower(lowering_platforms=("cuda",))
+    assert [variant.name for variant in built] == [product.kernel]
+    (product,) = jax_bwgemm.explain(f, a, a, device="h200").products  # where nothing may be
+    assert product.kernel is None and product.notes == ()
+
+
 def test_a_refused_fused_kernel_leaves_the_product_alone(have, builder):
     built, refusals = builder
     refusals.append("it spills")
