@@ -19,7 +19,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax_bwgemm import checkpoint_policies
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product
+from jax_bwgemm.ops.blocks import block_of
+from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product, readers
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
@@ -48,7 +49,9 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
 
     What may follow: a scale, a bias, an activation that `matmul` knows (from `jax.nn`, or written out the same way), a
     residual, in any order that a kernel has; and of two products of one array, what makes one of both, as a gated layer
-    does. A sum that a loop carries, as of the gradients of a weight over batches, is a residual that the kernel stores
+    does. Where a product alone reads what such a kernel makes, as in a feed-forward block, both are one function, and
+    its gradient is fused across them, as `mlp`'s and `gated_mlp`'s are: the second product is ours then, too. A sum
+    that a loop carries, as of the gradients of a weight over batches, is a residual that the kernel stores
     its result over. In `fun` itself and in what it scans, branches, rematerialises, jits or maps over devices; JAX's
     products, and those of `matmul` and its derivatives that have no epilogue. All else is computed as before: products
     alone (`install` is for these), and where no kernel is at hand, or none is predicted to be faster than a product and
@@ -79,15 +82,18 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
 @dataclasses.dataclass(frozen=True)
 class AcceleratedProduct:
     """A product of a function. `epilogue`: what follows it in its kernel; None if it is left as it was, and `reason`
-    says why no more of what follows is fused. `where`: the user's line."""
+    says why no more of what follows is fused. `where`: the user's line. `is_in_block`: whether it is one of a
+    feed-forward block's, whose gradient is fused across its products."""
 
     problem: str
     epilogue: str | None
     reason: str | None
     where: str = ""
+    is_in_block: bool = False
 
     def __str__(self) -> str:
         what = f"fused with {self.epilogue}" if self.epilogue else "left alone"
+        what = what if not self.is_in_block else f"{what}, in a block" if self.epilogue else "in a block"
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.where + ': ' if self.where else ''}{self.problem}: {what}{reason}"
 
@@ -151,6 +157,7 @@ class _Rewriter:
         self.products: list[AcceleratedProduct] = []
         self._settings = settings
         self._barred: str | None = None
+        self._noted: dict[Any, int] = {}  # by its result, which of the products
         self._known: dict[Any, tuple[Any, Any]] = {}  # with what has the id, which must live as long
 
     def closed(self, closed: ClosedJaxpr, carry: slice = slice(0)) -> ClosedJaxpr:
@@ -173,7 +180,23 @@ class _Rewriter:
             made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars, carried or {})  # None: a gated one's
             is_changed |= made is not None
             eqns = made or eqns
-        return jaxpr.replace(eqns=eqns) if is_changed else jaxpr
+        return jaxpr.replace(eqns=self._in_blocks(eqns, jaxpr.outvars)) if is_changed else jaxpr
+
+    def _in_blocks(self, eqns: list[JaxprEqn], outvars: list[Any]) -> list[JaxprEqn]:
+        """With one in the place of the last of a feed-forward block's products, which keeps the block's backward pass
+        together."""
+        found, read_by = dict(enumerate(eqns)), readers(eqns, outvars)
+        for i, first in enumerate(eqns):
+            idxs = read_by[first.outvars[0]] if first.outvars else set()
+            idx = next(iter(idxs)) if len(idxs) == 1 else -1
+            block = block_of(first, eqns[idx]) if idx >= 0 else None
+            if block is None:
+                continue
+            for product in (self._noted[x] for x in (*first.outvars, *eqns[idx].outvars) if x in self._noted):
+                self.products[product] = dataclasses.replace(self.products[product], is_in_block=True)
+            found[idx] = block
+            del found[i]
+        return list(found.values())
 
     def _inner(self, eqn: JaxprEqn) -> JaxprEqn:
         """With what it runs rewritten."""
@@ -208,14 +231,18 @@ class _Rewriter:
             asked = self._barred or (found if isinstance(found, str) else self._why_not(eqns, found))
             if isinstance(found, Chain) and not isinstance(asked, str):
                 made = self._equations(eqns, found, _in_place(eqns, found, carried))
-                self.products.append(AcceleratedProduct(str(asked), found.epilogue.kind, reason, where))
+                self._note(found.out, AcceleratedProduct(str(asked), found.epilogue.kind, reason, where))
                 return made
             reason = reason or textwrap.shorten(str(asked), 160)
         avals: list[Any] = [x.aval for x in eqns[idx].invars]
         a, b = (f"{aval.dtype}{list(aval.shape)}" for aval in avals)
         reason = reason or "nothing follows it that an epilogue has"
-        self.products.append(AcceleratedProduct(f"{a} by {b}", None, reason, where))
+        self._note(eqns[idx].outvars[0], AcceleratedProduct(f"{a} by {b}", None, reason, where))
         return None
+
+    def _note(self, out: Any, product: AcceleratedProduct) -> None:
+        self._noted[out] = len(self.products)
+        self.products.append(product)
 
     def _why_not(self, eqns: list[JaxprEqn], chain: Chain) -> str | Problem:
         """Why no kernel gains from computing all of `chain`, or the problem that it poses."""

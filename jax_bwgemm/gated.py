@@ -14,10 +14,10 @@ from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.units import unit
-from jax_bwgemm.matmul import as_array, checked_params, contraction_of, of_one_dtype
+from jax_bwgemm.matmul import as_array, checked_params, of_one_dtype
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
-from jax_bwgemm.ops.shape_rules import check_bias, check_real, viewed
+from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, viewed
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import numbers
 import sys
@@ -16,7 +15,6 @@ from jax import lax
 
 from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.epilogues import matmul_with
-from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.problem import FP8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
@@ -27,6 +25,7 @@ from jax_bwgemm.ops.shape_rules import (
     check_bias,
     check_real,
     check_residual,
+    contraction_of,
     is_array,
     matmul_shape,
     named,
@@ -185,15 +184,6 @@ def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
         shapes[i] = tuple(size for j, size in enumerate(shapes[i]) if j not in axes[i])
     avals = (jax.ShapeDtypeStruct(shape, jnp.result_type(x)) for shape, x in zip(shapes, operands, strict=True))
     return viewed(tuple(avals), contraction=contraction, **params)[1]
-
-
-@functools.lru_cache(maxsize=1024)
-def contraction_of(a: Shape, b: Shape, epilogue: Epilogue) -> tuple[Contraction, tuple[Shape, Shape]]:
-    """With what the epilogue reads, along n or in all modes; and the axes of a and b that only stretch."""
-    matmul_shape(a, b)
-    found, *axes = of_matmul(a, b)
-    extras = tuple("n" if x.place == "n" else found.out for x in epilogue.operands)
-    return dataclasses.replace(found, extras=extras), (axes[0], axes[1])
 
 
 def checked_params(

@@ -79,7 +79,7 @@ def is_product(eqn: Eqn) -> bool:
 
 
 def contraction_of(product: Eqn) -> Contraction:
-    if product.primitive is matmul_p:
+    if "contraction" in product.params:
         found: Contraction = product.params["contraction"]
         return found
     a, b = (x.aval.ndim for x in product.invars)
@@ -90,12 +90,12 @@ def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Ch
     """Of the product `eqns[idx]` of a jaxpr with these `outvars`, first with a later one of the same a, then alone: the
     longest chain first. What ends it, and what cannot be fused, is said between, as text."""
     makers = {x: i for i, eqn in enumerate(eqns) for x in eqn.outvars}
-    readers = _readers(eqns, outvars)
+    read_by_whom = readers(eqns, outvars)
     for other in _partners(eqns, idx):
         for products in ((idx, other), (other, idx)):
-            found = _of_products(eqns, products, makers, readers)
+            found = _of_products(eqns, products, makers, read_by_whom)
             yield from (chain for chain in found if isinstance(chain, Chain))
-    yield from _of_products(eqns, (idx,), makers, readers)
+    yield from _of_products(eqns, (idx,), makers, read_by_whom)
 
 
 def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
@@ -165,7 +165,7 @@ def _cone(eqns: Sequence[Eqn], products: tuple[int, ...], sums: Sequence[_Sum]) 
     return trees, refusal
 
 
-def _readers(eqns: Sequence[Eqn], outvars: Sequence[Any]) -> Mapping[Any, set[int]]:
+def readers(eqns: Sequence[Eqn], outvars: Sequence[Any]) -> Mapping[Any, set[int]]:
     """The equations that read a variable; -1: it is a result."""
     found: dict[Any, set[int]] = collections.defaultdict(set)
     for i, eqn in enumerate(eqns):

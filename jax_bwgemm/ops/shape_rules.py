@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jax_bwgemm.facts.contraction import Contraction
+from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.precision import promotes
@@ -217,3 +219,12 @@ def _second_to_last(b: Shape) -> str:
 
 def _show(shape: Shape) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+@functools.lru_cache(maxsize=1024)
+def contraction_of(a: Shape, b: Shape, epilogue: Epilogue) -> tuple[Contraction, tuple[Shape, Shape]]:
+    """With what the epilogue reads, along n or in all modes; and the axes of a and b that only stretch."""
+    matmul_shape(a, b)
+    found, *axes = of_matmul(a, b)
+    extras = tuple("n" if x.place == "n" else found.out for x in epilogue.operands)
+    return dataclasses.replace(found, extras=extras), (axes[0], axes[1])
