@@ -1,6 +1,6 @@
 """`bench --layers`: feed-forward blocks, forward, with all gradients, and with those of weights added up over batches:
-`mlp` and `gated_mlp` against the same written with `@`, under `jax_bwgemm.install()` and under XLA with sets of flags,
-alternately."""
+`mlp` and `gated_mlp` against the same written with `@`, under `jax_bwgemm.accelerate`, `jax_bwgemm.install()` and under
+XLA with sets of flags, alternately."""
 
 from __future__ import annotations
 
@@ -134,6 +134,8 @@ def measure(layer: Layer, step: str, operands: Operands, clock: Any, rounds: int
 
     fused, plain = (functools.partial(STEPS[step], f) for f in (layer.fused, layer.plain))
     programs = {"ours": compiled(jax_bwgemm.accelerate(fused) if step == "sums" else fused)}
+    accelerated = functools.partial(STEPS[step], jax_bwgemm.accelerate(layer.plain))
+    programs["accelerated"] = compiled(jax_bwgemm.accelerate(accelerated) if step == "sums" else accelerated)
     with jax_bwgemm.installed():
         programs["installed"] = compiled(plain)
     programs |= {name: compiled(plain, name) for name in FLAG_SETS}

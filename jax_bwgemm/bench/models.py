@@ -3,8 +3,9 @@
 The block is written as anybody writes it, with `@`, and einsum or cuDNN's attention, and is the same for all: nothing
 of it names this package. "fused" is the same block with `jax_bwgemm.gated_mlp` and `jax_bwgemm.matmul(residual=)` in
 the place of what they fuse, and `jax_bwgemm.accelerate` around the step, by which the kernels of the weights' gradients
-make the new weights. With several GPUs the batch is divided over them, and the gradients of the weights are
-added. With one, CUPTI says what of each step its products take: no other library of products can spare the rest.
+make the new weights. "accelerated" is the block as anybody writes it, with `accelerate` around its loss, which finds
+what to fuse, and around the step. With several GPUs the batch is divided over them, and the gradients of the weights
+are added. With one, CUPTI says what of each step its products take: no other library of products can spare the rest.
 """
 
 from __future__ import annotations
@@ -78,13 +79,15 @@ def gated(x: jax.Array, w: Weights) -> jax.Array:
     return (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
 
 
-def step(block: Block, w: Weights, x: jax.Array, is_fused: bool = False) -> tuple[jax.Array, Weights]:
+def step(
+    block: Block, w: Weights, x: jax.Array, is_fused: bool = False, is_accelerated: bool = False
+) -> tuple[jax.Array, Weights]:
     """The loss, and weights after a step of gradient descent."""
 
     def loss(w: Weights) -> jax.Array:
         return jnp.mean(forward(block, w, x, is_fused).astype(jnp.float32) ** 2)
 
-    value, gradients = jax.value_and_grad(loss)(w)
+    value, gradients = jax.value_and_grad(jax_bwgemm.accelerate(loss) if is_accelerated else loss)(w)
     return value, jax.tree.map(lambda w, g: w - (1e-3 * g).astype(w.dtype), w, gradients)
 
 
@@ -149,16 +152,17 @@ def compile_all(block: Block, operands: tuple[Weights, jax.Array]) -> dict[str, 
     """XLA under each set of flags, and ours under its default and where Triton has no product: what we leave to XLA
     (attention's products, if they are written out) depends on the flags."""
 
-    def compiled(name: str, is_fused: bool = False) -> Any:
+    def compiled(name: str, is_fused: bool = False, is_accelerated: bool = False) -> Any:
         def own(w: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
-            return step(block, w, x, is_fused)
+            return step(block, w, x, is_fused, is_accelerated)
 
-        program = jax_bwgemm.accelerate(own) if is_fused else own
+        program = jax_bwgemm.accelerate(own) if is_fused or is_accelerated else own
         return jax.jit(program, compiler_options=dict(FLAG_SETS[name])).lower(*operands).compile()
 
     with jax_bwgemm.installed():
         ours = {"ours": compiled("default"), "ours, no-triton": compiled("no-triton")}
-        ours["ours, fused"] = compiled("default", True)
+        ours["ours, fused"] = compiled("default", is_fused=True)
+        ours["ours, accelerated"] = compiled("default", is_accelerated=True)
     return ours | {name: compiled(name) for name in FLAG_SETS}
 
 
