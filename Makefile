@@ -61,7 +61,7 @@ PYTHON_NEWEST ?= $(PYTHON)
 OLDEST_JAX := $(shell sed -n 's/^dependencies = \["jax>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 MATRIX_TESTS := $(addprefix tests/cpu/test_,partition.py collectives.py install.py record.py transforms.py lowering.py \
   lowering_epilogue.py lowering_fallback.py lowering_precision.py lowering_tf32.py dot_general.py dtypes.py \
-  shape_rules.py config.py explain.py input.py docs.py accelerate.py gradient_sums.py) tests/emu/test_jax.py
+  shape_rules.py config.py explain.py input.py docs.py accelerate.py blocks.py gradient_sums.py) tests/emu/test_jax.py
 MATRIX_RUN = $(1) -m venv build/matrix/$@ && \
   build/matrix/$@/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(2) numpy rich \
   $$(sed -n 's/^  "\(\(hypothesis\|pytest\|pytest-xdist\)==.*\)",/\1/p' pyproject.toml) && \

@@ -51,11 +51,11 @@ def accelerate(fun: Callable[P, R]) -> Accelerated[P, R]:
     residual, in any order that a kernel has; and of two products of one array, what makes one of both, as a gated layer
     does. Where a product alone reads what such a kernel makes, as in a feed-forward block, both are one function, and
     its gradient is fused across them, as `mlp`'s and `gated_mlp`'s are: the second product is ours then, too. A sum
-    that a loop carries, as of the gradients of a weight over batches, is a residual that the kernel stores
-    its result over. In `fun` itself and in what it scans, branches, rematerialises, jits or maps over devices; JAX's
-    products, and those of `matmul` and its derivatives that have no epilogue. All else is computed as before: products
-    alone (`install` is for these), and where no kernel is at hand, or none is predicted to be faster than a product and
-    XLA's pass over it. So where no GPU of ours is planned for, `fun` is left as it is.
+    that a loop carries, as of the gradients of a weight over batches, is a residual that the kernel stores its result
+    over. In `fun` itself and in what it scans, branches, rematerialises, jits or maps over devices; JAX's products, and
+    those of `matmul` and its derivatives that have no epilogue. All else is computed as before: products alone
+    (`install` is for these), and where no kernel is at hand, or none is predicted to be faster than a product and XLA's
+    pass over it. So where no GPU of ours is planned for, `fun` is left as it is.
 
     What is fused is computed in float32 and rounded once, where `fun` may round after every step: bfloat16 results
     differ in their last bits. A value that is read elsewhere too, such as what a gradient keeps, ends the chain, and
@@ -92,8 +92,9 @@ class AcceleratedProduct:
     is_in_block: bool = False
 
     def __str__(self) -> str:
-        what = f"fused with {self.epilogue}" if self.epilogue else "left alone"
-        what = what if not self.is_in_block else f"{what}, in a block" if self.epilogue else "in a block"
+        found = [f"fused with {self.epilogue}"] if self.epilogue else []
+        found += ["in a block"] if self.is_in_block else []
+        what = ", ".join(found) or "left alone"
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.where + ': ' if self.where else ''}{self.problem}: {what}{reason}"
 
@@ -183,19 +184,19 @@ class _Rewriter:
         return jaxpr.replace(eqns=self._in_blocks(eqns, jaxpr.outvars)) if is_changed else jaxpr
 
     def _in_blocks(self, eqns: list[JaxprEqn], outvars: list[Any]) -> list[JaxprEqn]:
-        """With one in the place of the last of a feed-forward block's products, which keeps the block's backward pass
-        together."""
+        """With one for both products of a feed-forward block of which the first was fused, in the place of the last."""
         found, read_by = dict(enumerate(eqns)), readers(eqns, outvars)
         for i, first in enumerate(eqns):
-            idxs = read_by[first.outvars[0]] if first.outvars else set()
-            idx = next(iter(idxs)) if len(idxs) == 1 else -1
-            block = block_of(first, eqns[idx]) if idx >= 0 else None
-            if block is None:
+            own = [x for x in first.outvars if x in self._noted]
+            if len(own) != 1 or len(read_by[own[0]]) != 1 or -1 in read_by[own[0]]:
                 continue
-            for product in (self._noted[x] for x in (*first.outvars, *eqns[idx].outvars) if x in self._noted):
-                self.products[product] = dataclasses.replace(self.products[product], is_in_block=True)
-            found[idx] = block
-            del found[i]
+            (idx,) = read_by[own[0]]
+            if block := block_of(first, eqns[idx]):
+                own += [x for x in block.outvars if x in self._noted]
+                for product in map(self._noted.__getitem__, own):
+                    self.products[product] = dataclasses.replace(self.products[product], is_in_block=True)
+                found[idx] = block
+                del found[i]
         return list(found.values())
 
     def _inner(self, eqn: JaxprEqn) -> JaxprEqn:

@@ -90,12 +90,12 @@ def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Ch
     """Of the product `eqns[idx]` of a jaxpr with these `outvars`, first with a later one of the same a, then alone: the
     longest chain first. What ends it, and what cannot be fused, is said between, as text."""
     makers = {x: i for i, eqn in enumerate(eqns) for x in eqn.outvars}
-    read_by_whom = readers(eqns, outvars)
+    readers_of = readers(eqns, outvars)
     for other in _partners(eqns, idx):
         for products in ((idx, other), (other, idx)):
-            found = _of_products(eqns, products, makers, read_by_whom)
+            found = _of_products(eqns, products, makers, readers_of)
             yield from (chain for chain in found if isinstance(chain, Chain))
-    yield from _of_products(eqns, (idx,), makers, read_by_whom)
+    yield from _of_products(eqns, (idx,), makers, readers_of)
 
 
 def _partners(eqns: Sequence[Eqn], idx: int) -> list[int]:
