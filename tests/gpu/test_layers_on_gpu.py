@@ -52,8 +52,13 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 def test_a_gated_block(sizes: tuple[int, ...], activation: str, arch: Arch) -> None:
     t, d, f, n = sizes
     operands, active = arrays((t, d), (d, f), (d, f), (f, n)), ACTIVATIONS[activation]
-    want = in_float64(lambda x, w, u, v: (active(x @ w) * (x @ u)) @ v, operands)
+
+    def plain(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
+        return (active(x @ w) * (x @ u)) @ v
+
+    want = in_float64(plain, operands)
     close(both(lambda *o: jax_bwgemm.gated_mlp(*o, activation=activation, on_fallback="error"))(*operands), want)
+    close(both(jax_bwgemm.accelerate(plain))(*operands), want)
     separate = both(lambda x, w, u, v: jax_bwgemm.gated_matmul(x, w, u, activation=activation) @ v)
     close(separate(*operands), want)
 
@@ -69,17 +74,27 @@ def test_a_block_with_biases_and_a_residual(sizes: tuple[int, ...], activation: 
         kwargs = {"activation": activation, "on_fallback": "error"}
         return jax_bwgemm.mlp(x, w, v, bias_in=b, bias_out=c, residual=r, **kwargs)
 
-    want = in_float64(lambda x, w, v, b, c, r: active(x @ w + b) @ v + c + r, operands)
+    def plain(x: jax.Array, w: jax.Array, v: jax.Array, b: jax.Array, c: jax.Array, r: jax.Array) -> jax.Array:
+        return active(x @ w + b) @ v + c + r
+
+    want = in_float64(plain, operands)
     close(both(ours)(*operands), want)
+    close(both(jax_bwgemm.accelerate(plain))(*operands), want)
 
 
 def test_kernels_of_a_gated_block(arch: Arch) -> None:
     """All eight products of a training step are ours, and nothing else touches hidden values."""
     operands = arrays((4096, 2048), (2048, 4096), (2048, 4096), (4096, 2048))
-    program = both(lambda *o: jax_bwgemm.gated_mlp(*o, on_fallback="error")).lower(*operands).compile()
-    calls = [line for line in program.as_text().splitlines() if 'custom_call_target="jax_bwgemm' in line]
-    assert len(calls) == 8 and sum("_gated_" in line for line in calls) == 1
-    assert sum("_residual" in line for line in calls) == 1 and sum("before:bfloat16" in line for line in calls) >= 1
+
+    @jax_bwgemm.accelerate
+    def found(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
+        return (jax.nn.silu(x @ w) * (x @ u)) @ v
+
+    for f in (lambda *o: jax_bwgemm.gated_mlp(*o, on_fallback="error"), found):
+        program = both(f).lower(*operands).compile()
+        calls = [line for line in program.as_text().splitlines() if 'custom_call_target="jax_bwgemm' in line]
+        assert len(calls) == 8 and sum("_gated_" in line for line in calls) == 1
+        assert sum("_residual" in line for line in calls) == 1 and sum("before:bfloat16" in line for line in calls) >= 1
 
 
 def test_the_same_bits_every_time(arch: Arch) -> None:
