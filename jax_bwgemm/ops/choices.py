@@ -21,6 +21,8 @@ from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
 from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, expected, state
 
+COMPILED_FIRST = "compiled first, once, in some seconds"
+
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
@@ -194,13 +196,14 @@ def note_whole(likely: Attempt) -> None:
     notes = ["of the whole, which is divided over the mesh: a device's part may have another kernel"]
     if likely.for_its_sizes:
         notes.append(f"of the whole, {likely.reason}")
+    notes += [COMPILED_FIRST] if likely.is_missing else []
     _note_planned(likely, likely.problem, notes)
 
 
 def note_missing(refused: Refused) -> None:
     assert refused.missing is not None
     why_xlas = None if refused.missing.is_fused else refused.missing.reason
-    _note_planned(refused.missing, refused.problem, ["compiled first, once, in some seconds"], why_xlas)
+    _note_planned(refused.missing, refused.problem, [COMPILED_FIRST], why_xlas)
 
 
 def _note_planned(planned: Attempt, problem: Problem, notes: Sequence[str], why_xlas: str | None = None) -> None:

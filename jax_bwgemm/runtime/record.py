@@ -56,7 +56,7 @@ _runs = contextvars.ContextVar("runs", default=True)
 
 
 def note(product: Product) -> None:
-    """Counted and logged, or else listed: what is listed does not run."""
+    """Counted and logged, or else listed."""
     if (listed := _listed.get()) is not None:
         listed.append(product)
         return

@@ -177,6 +177,11 @@ def test_explain_of_a_function_lists_what_would_be_compiled(have, builder, activ
         (product,) = jax_bwgemm.explain(f, a, a, device="h200").products
         assert built == [] and product.notes == ("compiled first, once, in some seconds",) and product.reason is None
         assert product.us > 0 and product.flops == 2 * 4096**3
+        mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        divided = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows)
+        (whole,) = jax_bwgemm.explain(f, divided, a, device="h200").products
+        assert whole.kernel == product.kernel and whole.notes[1:] == product.notes and built == []
         with jax_bwgemm.config(device="h200"):
             jax.jit(f).trace(a, a).lower(lowering_platforms=("cuda",))
     assert [variant.name for variant in built] == [product.kernel]
