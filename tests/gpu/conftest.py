@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import jax
 import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several test processes may share the GPU
@@ -11,6 +12,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several test 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.runtime.decision import target_arch
 
+if platforms := jax.config.jax_platforms:  # of JAX_PLATFORMS
+    jax.config.update("jax_platforms", f"{platforms},cpu")  # where derivatives in float64 are computed
 ARCH = target_arch(None)
 
 

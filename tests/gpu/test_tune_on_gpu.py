@@ -65,7 +65,7 @@ def test_the_commands(arch: Arch, tmp_path: Path, capsys: pytest.CaptureFixture[
     table, out = tmp_path / "table.json", tmp_path / "regret.json"
     assert main(["bench", "--tune", "--shapes", "512x512x512:nt", "--rounds", "5", "--table", str(table)]) == 0
     (record,) = measured.load(table).records.values()
-    assert len(record.times) == len(kernels(Problem(512, 512, 512, b_major="k"), arch)[1])
+    assert 1 < len(record.times) <= len(kernels(Problem(512, 512, 512, b_major="k"), arch)[1])
     assert main(["bench", "--regret", "6", "--rounds", "5", "--json", str(out)]) == 0
     assert json.loads(out.read_text())["products"]
     print(capsys.readouterr().out)
