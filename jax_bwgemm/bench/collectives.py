@@ -145,7 +145,12 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
         raise ValueError(f"`--collectives` requires two Hopper or Blackwell GPUs, got {jax.devices()}")
     path = path or Path(__file__).parent / "results" / "collectives" / f"{arch.name}x{num}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"machine": machine.describe(commit), "rounds": rounds, "calls": timing.HOST_BATCH}
+    content: dict[str, Any] = {
+        "benchmark": "collectives",
+        "machine": machine.describe(commit),
+        "rounds": rounds,
+        "calls": timing.HOST_BATCH,
+    }
     content["rows"] = []
     print(f"| us, {num} x {arch.name} | {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * len(COLUMNS)}")
     for row in ROWS:

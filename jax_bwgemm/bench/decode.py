@@ -76,7 +76,11 @@ def main(rounds: int, path: Path | None, commit: str, model: Model | None = None
     model = model or Model()
     path = path or Path(__file__).parent / "results" / "decode" / f"{arch.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"machine": machine.describe(commit), "model": dataclasses.asdict(model)}
+    content: dict[str, Any] = {
+        "benchmark": "decode",
+        "machine": machine.describe(commit),
+        "model": dataclasses.asdict(model),
+    }
     content |= {"rounds": rounds, "rows": []}
     print(f"{model}: host time of {timing.HOST_BATCH} steps, launches included")
     for form in FORMS:

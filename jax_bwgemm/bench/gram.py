@@ -69,7 +69,13 @@ def main(rounds: int, path: Path | None, commit: str) -> int:
     path = path or Path(__file__).parent / "results" / "gram" / f"{arch.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     method, clock = timing.choose_clock()
-    content: dict[str, Any] = {"machine": machine.describe(commit), "method": method, "rounds": rounds, "rows": []}
+    content: dict[str, Any] = {
+        "benchmark": "gram",
+        "machine": machine.describe(commit),
+        "method": method,
+        "rounds": rounds,
+        "rows": [],
+    }
     print(f"{method}; ratios are of the time to ours")
     for row in rows(arch):
         times = measure(row, clock, rounds)

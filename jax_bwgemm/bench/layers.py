@@ -102,7 +102,13 @@ def main(rounds: int, path: Path | None, commit: str, layers: Sequence[Layer] = 
     path = path or Path(__file__).parent / "results" / "layers" / f"{arch.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     method, clock = timing.choose_clock()
-    content: dict[str, Any] = {"machine": machine.describe(commit), "method": method, "rounds": rounds, "rows": []}
+    content: dict[str, Any] = {
+        "benchmark": "layers",
+        "machine": machine.describe(commit),
+        "method": method,
+        "rounds": rounds,
+        "rows": [],
+    }
     print(f"{method}; ratios are of the time to ours")
     for layer in layers:
         operands = make_operands(layer)

@@ -122,7 +122,7 @@ def main(rounds: int, path: Path | None, commit: str, seconds: float = 0.0) -> i
     path = path or Path(__file__).parent / "results" / "meshes" / f"{arch.name}x{jax.device_count()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    content = {"machine": machine.describe(commit), "calls": timing.HOST_BATCH, "rows": found}
+    content = {"benchmark": "meshes", "machine": machine.describe(commit), "calls": timing.HOST_BATCH, "rows": found}
     for row in rows():
         measured = measure(row, arch, rounds, seconds)
         print(line(measured), flush=True)

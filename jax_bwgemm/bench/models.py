@@ -98,7 +98,13 @@ def main(rounds: int, path: Path | None, commit: str, blocks: Sequence[Block] = 
     num = jax.device_count()
     path = path or Path(__file__).parent / "results" / "models" / f"{arch.name}x{num}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"machine": machine.describe(commit), "gpus": num, "rounds": rounds, "rows": []}
+    content: dict[str, Any] = {
+        "benchmark": "models",
+        "machine": machine.describe(commit),
+        "gpus": num,
+        "rounds": rounds,
+        "rows": [],
+    }
     method, clock = timing.choose_clock() if num == 1 else ("wall clock", timing.host_clock)
     for block in blocks:
         limit_us = block.flops / (num * arch.peak_tflops * 1e6)

@@ -102,7 +102,12 @@ def main(seconds: float, shapes: Sequence[str] | None, path: Path | None, commit
         for load in measure(case, arch, seconds):
             loads.append(load)
             print(line(load), flush=True)
-            content = {"machine": facts, "seconds": seconds, "loads": [_fields(load) for load in loads]}
+            content = {
+                "benchmark": "power",
+                "machine": facts,
+                "seconds": seconds,
+                "loads": [_fields(load) for load in loads],
+            }
             path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
     return 0

@@ -69,8 +69,8 @@ def _load_cells(load: Load, result: Result) -> tuple[str, ...]:
 
 
 def markdown(result: Result) -> str:
-    """The tables for docs/results.md, with the conditions and the summary under them."""
-    tables = [_table(table) for table in (lines(result), load_lines(result)) if table]
+    """Its tables, with the conditions and the summary under them."""
+    tables = [as_markdown(table) for table in (lines(result), load_lines(result)) if table]
     return "\n\n".join([*tables, *notes(result)])
 
 
@@ -153,7 +153,8 @@ def _rate(row: Row, arch: str) -> str:
     return f"{row.case.flops / row.ours.us / 1e6:.0f} TFLOP/s"
 
 
-def _table(table: Sequence[Sequence[str]]) -> str:
+def as_markdown(table: Sequence[Sequence[str]]) -> str:
+    """Numbers, which stand behind the first column, to the right."""
     headings, *rows = table
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))

@@ -103,12 +103,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--commit", default="", help="what was measured, for a copy outside its git checkout")
     parser.add_argument("--render", type=Path, metavar="RESULT", help="print RESULT as markdown; needs no GPU")
+    parser.add_argument(
+        "--fill", type=Path, metavar="PAGE", help="the tables of a page of documentation anew, from our results"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     if args.render:
         return _render(args)
+    if args.fill:
+        from jax_bwgemm.bench import page
+
+        return page.main(args.fill)
     if args.merge:
         return _merge(args)
     if args.tune:
@@ -191,7 +198,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
         check_directory(args.plots)
         from jax_bwgemm.bench import plots  # noqa: F401
     fits = args.fit or args.calibrate or args.calibrate_xla
-    writes_none = any((args.render, args.tune, fits, args.spare, args.lowering)) or not (
+    writes_none = any((args.render, args.fill, args.tune, fits, args.spare, args.lowering)) or not (
         args.regret is None and args.cover is None
     )
     if args.processes < 1:
@@ -208,14 +215,13 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def _render(args: argparse.Namespace) -> int:
-    from jax_bwgemm.bench import render, report
+    from jax_bwgemm.bench import report, tables
 
-    result = report.load(args.render)
-    print(render.markdown(result))
+    print(tables.markdown(args.render))
     if args.plots:
         from jax_bwgemm.bench import plots
 
-        plots.draw(result, args.plots)
+        plots.draw(report.load(args.render), args.plots)
     return 0
 
 

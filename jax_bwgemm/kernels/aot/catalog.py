@@ -139,8 +139,8 @@ HOPPER_PLAIN = {
         "128x128 4x2 streamk, 128x192 4x2 pingpong, 128x96 1x4 pingpong, 128x192 2x1 streamk, 128x16 streamk, "
         "64x48 1x1x8, 64x128 1x1x4, 192x192 1x2, 64x32 4x1 pingpong, 64x64 1x4 pingpong, 64x128 4x2 pingpong, "
         "64x64 4x2 streamk, 128x128 2x1, 128x64 4x1 pingpong, 128x192 2x1 pingpong, 64x32 2x1 streamk, "
-        "64x96 4x2 streamk, 192x160 2x1"
-    ),  # gradients of weights, whose sums run over the rows of both operands
+        "64x96 4x2 streamk, 192x160 2x1, 128x256"
+    ),  # gradients of weights, whose sums run over the rows of both operands; the last is for meshes (`giving_way`)
     "mkm": _tiles(
         "128x16, 128x32, 128x64, 256x64, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, "
         "64x48 1x1x8, 64x32 4x1 pingpong, 128x32 4x1 pingpong, 64x32 2x2 pingpong, 128x64 4x1 pingpong, 64x80 1x1x4, "
