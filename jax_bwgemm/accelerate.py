@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jax_bwgemm import checkpoint_policies
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.blocks import block_of
-from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product, readers
+from jax_bwgemm.ops.chains import Chain, Operand, chains, contraction_of, is_product, readers
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
-from jax_bwgemm.ops.shape_rules import named, of_rank, viewed
+from jax_bwgemm.ops.shape_rules import explicit_sharding, named, of_rank, reordered, viewed
 from jax_bwgemm.ops.taking import reshape_aval
 from jax_bwgemm.runtime.attempts import Asked, expected
 from jax_bwgemm.runtime.config import Config, current
@@ -36,6 +37,7 @@ _INNER = {  # primitives that run a jaxpr, or several, as they are
     "jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "scan", "while", "cond", "custom_jvp_call",
     "custom_vjp_call", "shard_map",
 }  # fmt: skip
+_CASTS = ("convert_element_type", "reshape", "pvary", "pcast")  # of one operand, which models repeat
 _THEIRS = jax.checkpoint_policies
 _POLICIES = {policy: policy for policy in (None, _THEIRS.everything_saveable, _THEIRS.nothing_saveable)} | {
     _THEIRS.dots_saveable: checkpoint_policies.dots_saveable,
@@ -123,12 +125,13 @@ class Accelerated(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         closed, arrays, out_tree, _ = self._rewritten(args, kwargs)
-        found: R = jax.tree.unflatten(out_tree, jaxpr_as_fun(closed)(*arrays))
+        results = map(_as_array, jaxpr_as_fun(closed)(*arrays), closed.out_avals)
+        found: R = jax.tree.unflatten(out_tree, results)
         return found
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a function in a class is one of its methods."""
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else Accelerated(types.MethodType(self._fun, instance))
 
     def report(self, *args: Any, **kwargs: Any) -> AccelerationReport:
         """What becomes of the products of a call with these arguments, or their shapes. Computes nothing."""
@@ -136,7 +139,7 @@ class Accelerated(Generic[P, R]):
 
     def _rewritten(self, args: Any, kwargs: Any) -> tuple[ClosedJaxpr, list[Any], Any, list[AcceleratedProduct]]:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        idxs = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+        idxs = [i for i, x in enumerate(leaves) if _is_array(x)]
         arrays = [leaves[i] for i in idxs]
 
         def flat(*arrays: Any) -> Any:
@@ -176,6 +179,7 @@ class _Rewriter:
         """`carried`: arguments, and results that take their places."""
         eqns = [self._inner(eqn) for eqn in jaxpr.eqns]
         is_changed = any(x is not y for x, y in zip(eqns, jaxpr.eqns, strict=True))
+        eqns = _merged(eqns, jaxpr.outvars)
         for product in [eqn.outvars[0] for eqn in eqns if is_product(eqn)]:
             idx = next((i for i, eqn in enumerate(eqns) if product in eqn.outvars), None)
             made = None if idx is None else self._fused(eqns, idx, jaxpr.outvars, carried or {})  # None: a gated one's
@@ -249,8 +253,11 @@ class _Rewriter:
         """Why no kernel gains from computing all of `chain`, or the problem that it poses."""
         if chain.is_passed_over:
             return "XLA passes over what follows it anyway"
+        if chain.out.aval.weak_type:
+            return "its result is weakly typed, which a kernel's is not"
         params = self._params(eqns, chain)
-        avals = [x.aval for x in (*_factors(eqns, chain), *(_bare(operand, []) for operand in chain.operands))]
+        dot = eqns[chain.products[0]]
+        avals = [x.aval for x in (*_factors(eqns, chain), *(_bare(operand, dot, []) for operand in chain.operands))]
         view, problem = viewed(avals, **params)
         if reason := why_not_dtypes(problem) or why_not_precision(params["precision"], problem.a_dtype):
             return reason
@@ -272,7 +279,7 @@ class _Rewriter:
     def _params(self, eqns: list[JaxprEqn], chain: Chain) -> dict[str, Any]:
         """Of our primitive."""
         dot: Any = eqns[chain.products[0]]
-        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim)
+        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim) or _sharding(dot, chain)
         return {
             "contraction": chain.contraction,
             "out_dtype": chain.out.aval.dtype,
@@ -287,8 +294,9 @@ class _Rewriter:
         """With one in the place of the chain's last."""
         last = chain.members[-1]
         made: list[JaxprEqn] = []
-        operands = [_bare(operand, made) for operand in chain.operands]
-        own = eqns[chain.products[0]].replace(
+        dot = eqns[chain.products[0]]
+        operands = [_bare(operand, dot, made) for operand in chain.operands]
+        own = dot.replace(
             primitive=matmul_p if is_linear(chain.epilogue) else fused_matmul_p,
             invars=[*_factors(eqns, chain), *operands],
             outvars=[chain.out],
@@ -303,6 +311,33 @@ class _Rewriter:
                     yield eqn
 
         return list(placed())
+
+
+def _is_array(x: Any) -> bool:
+    """An array, or its shape; not `np.float32`, a class that has both, too."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type)
+
+
+def _as_array(x: Any, aval: Any) -> Any:
+    """A constant of a jaxpr, which is a NumPy array or a Python scalar there; the latter stays one, as weakly typed."""
+    return x if isinstance(x, jax.Array) or aval.weak_type else jnp.asarray(x, aval.dtype)
+
+
+def _merged(eqns: list[JaxprEqn], outvars: list[Any]) -> list[JaxprEqn]:
+    """Without what another equation does already to what several read: each layer of a model casts its input."""
+    same, kept = dict[Any, Any](), list[JaxprEqn]()
+    known: dict[Any, Any] = {}
+    for eqn in eqns:
+        invars = [x if isinstance(x, Literal) else same.get(x, x) for x in eqn.invars]
+        own = eqn.replace(invars=invars) if any(x is not y for x, y in zip(invars, eqn.invars, strict=True)) else eqn
+        if own.primitive.name in _CASTS and not isinstance(invars[0], Literal) and own.outvars[0] not in outvars:
+            key = own.primitive, *invars, *sorted(own.params.items()), own.ctx
+            first = known.setdefault(key, own.outvars[0])
+            if first is not own.outvars[0]:
+                same[own.outvars[0]] = first
+                continue
+        kept.append(own)
+    return kept
 
 
 def _carry(eqn: JaxprEqn, key: str) -> slice:
@@ -335,6 +370,15 @@ def _in_place(eqns: list[JaxprEqn], chain: Chain, carried: Mapping[Any, Any]) ->
     return {}
 
 
+def _sharding(dot: Any, chain: Chain) -> Any:
+    """Of a chain over explicit mesh axes, where operands may have sharded what it makes; None: as the product has it."""
+    found = explicit_sharding(chain.out.aval)
+    made = contraction_of(dot).out
+    if found is None or reordered(dot.outvars[0].aval.sharding, made, chain.contraction.out) == found:
+        return None
+    return found
+
+
 def _factors(eqns: list[JaxprEqn], chain: Chain) -> list[Any]:
     """a, and the b of each product."""
     return [eqns[chain.products[0]].invars[0], *(eqns[i].invars[1] for i in chain.products)]
@@ -350,17 +394,26 @@ def _name(policy: Any) -> str:
     return str(getattr(policy, "__qualname__", policy))
 
 
-def _bare(operand: Operand, made: list[JaxprEqn]) -> Var:
-    """The variable as the primitive takes it, varying as the chain's does; the equations are appended to `made`."""
+def _bare(operand: Operand, product: Any, made: list[JaxprEqn]) -> Var:
+    """The variable as the primitive takes it beside `product`, varying as the chain's does; the equations are appended
+    to `made`."""
     x: Any = operand.var
+
+    def through(f: Callable[[jax.Array], jax.Array]) -> None:
+        nonlocal x
+        with product.ctx.manager:
+            (eqn,) = jax.make_jaxpr(f)(x.aval).jaxpr.eqns
+        made.append(eqn.replace(invars=[x]))
+        x = eqn.outvars[0]
+
     if operand.ones:
-        (squeeze,) = jax.make_jaxpr(lambda x: lax.squeeze(x, operand.ones))(x.aval).jaxpr.eqns
-        made.append(squeeze.replace(invars=[x]))
-        x = squeeze.outvars[0]
+        through(lambda x: lax.squeeze(x, operand.ones))
     for eqn in reversed(operand.casts):
         to: Any = eqn.outvars[0].aval
         cast = Var(reshape_aval(to, x.aval.shape).update(dtype=x.aval.dtype))
         made.append(eqn.replace(invars=[x], outvars=[cast]))
         x = cast
+    if x.aval.ndim == 0 and x.aval.dtype != jnp.float32:  # a scalar is a parameter of kernels
+        through(lambda x: lax.convert_element_type(x, jnp.float32))
     found: Var = x
     return found

@@ -11,28 +11,21 @@ from typing import Any
 import jax
 
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.facts.epilogue import ACTIVATIONS, Epilogue, chain
-from jax_bwgemm.facts.units import unit
-from jax_bwgemm.ops.chains import contraction_of, is_product
+from jax_bwgemm.facts.epilogue import Epilogue, chain
+from jax_bwgemm.ops.chains import UNITS, contraction_of, multiplies
 from jax_bwgemm.ops.feed_forward import Block, feed_forward
-from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
+from jax_bwgemm.ops.primitive import fused_matmul_p
 from jax_bwgemm.ops.shape_rules import contraction_of as of_matrices
 
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
-_UNITS = {
-    unit(name, is_gated, has_bias): (name, is_gated, has_bias)
-    for name in ACTIVATIONS
-    for is_gated in (False, True)
-    for has_bias in (False, True)
-}
 _ADDED = [chain(has_bias=has_bias, has_residual=added) for has_bias in (False, True) for added in (False, True)]
 _DTYPES = {"bfloat16", "float16", "float32"}
 
 
 def block_of(first: Eqn, last: Eqn) -> Eqn | None:
     """The equation that computes both, of which `last` alone reads what `first` makes; None if they are no block."""
-    kind = _UNITS.get(first.params["epilogue"]) if first.primitive is fused_matmul_p else None
-    after = last.params.get("epilogue", Epilogue()) if _may_be_last(last) else None
+    kind = UNITS.get(first.params["epilogue"]) if first.primitive is fused_matmul_p else None
+    after = last.params.get("epilogue", Epilogue()) if multiplies(last) else None
     if kind is None or after not in _ADDED:
         return None
     num_bs = 2 if kind[1] else 1
@@ -44,14 +37,11 @@ def block_of(first: Eqn, last: Eqn) -> Eqn | None:
     if not (_is_of_matrices(first, num_bs) and _is_of_matrices(last) and _is_done_alike(first.params, last.params)):
         return None
     how = (last.params["precision"], last.params["out_sharding"], first.params["settings"])
-    made = jax.make_jaxpr(functools.partial(feed_forward, Block(*kind, after, *how)))(*(y.aval for y in operands))
+    with first.ctx.manager:  # a `shard_map`'s, which constants vary over
+        made = jax.make_jaxpr(functools.partial(feed_forward, Block(*kind, after, *how)))(*(y.aval for y in operands))
     (eqn,) = made.jaxpr.eqns
     found: Eqn = eqn.replace(invars=operands, outvars=last.outvars, source_info=first.source_info)
     return found
-
-
-def _may_be_last(eqn: Eqn) -> bool:
-    return is_product(eqn) or eqn.primitive in (matmul_p, fused_matmul_p)
 
 
 def _is_of_one_dtype(first: Eqn, last: Eqn) -> bool:
@@ -62,7 +52,7 @@ def _is_of_one_dtype(first: Eqn, last: Eqn) -> bool:
 def _is_of_matrices(eqn: Eqn, num_bs: int = 1) -> bool:
     """Whether it multiplies rows of any rank by matrices, as `x @ w` does."""
     a, b = (y.aval.shape for y in eqn.invars[:2])
-    if len(b) != 2:
+    if len(b) != 2 or a[-1:] != b[:1]:
         return False
     wanted, _ = of_matrices(a, b, eqn.params.get("epilogue", Epilogue()))
     return _named_alike(contraction_of(eqn)) == _named_alike(dataclasses.replace(wanted, num_bs=num_bs))

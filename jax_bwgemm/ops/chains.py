@@ -7,6 +7,7 @@ A chain ends where a value of it is read elsewhere: what a gradient keeps, for o
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
-from jax_bwgemm.facts.epilogue import ACC, BIAS, FACTOR, RESIDUAL, UP, Epilogue, Input
-from jax_bwgemm.ops.primitive import matmul_p
-from jax_bwgemm.ops.tracing import Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
+from jax_bwgemm.facts.epilogue import ACC, ACTIVATIONS, BIAS, FACTOR, RESIDUAL, UP, Epilogue, Input
+from jax_bwgemm.facts.units import unit
+from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
+from jax_bwgemm.ops.tracing import SPREADING, Leaf, Tree, UnfusableError, constant, epilogue_of, tree_of
 
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
 _RESULTS = ("bfloat16", "float16", "float32")
@@ -27,6 +29,12 @@ _POINTWISE = {
     "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub", "tan", "tanh", "xor",
 }  # what XLA computes in one pass with what is before and behind it  # fmt: skip
 _CASTS = ("pvary", "pcast")
+UNITS = {
+    unit(name, is_gated, has_bias): (name, is_gated, has_bias)
+    for name in ACTIVATIONS
+    for is_gated in (False, True)
+    for has_bias in (False, True)
+}  # what feed-forward blocks make of one product, or of two: the activation, whether it is gated, and has biases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +76,10 @@ class Operand:
     casts: tuple[Eqn, ...] = ()
 
 
+def multiplies(eqn: Eqn) -> bool:
+    return eqn.primitive in (matmul_p, fused_matmul_p) or eqn.primitive.name == "dot_general"
+
+
 def is_product(eqn: Eqn) -> bool:
     """Whether it multiplies, and does nothing else: JAX's own, or one of ours, as the gradients of fused products have
     them, that asks for no tile and no order of summation."""
@@ -92,9 +104,11 @@ def chains(eqns: Sequence[Eqn], idx: int, outvars: Sequence[Any]) -> Iterator[Ch
     makers = {x: i for i, eqn in enumerate(eqns) for x in eqn.outvars}
     readers_of = readers(eqns, outvars)
     for other in _partners(eqns, idx):
+        found: list[Chain] = []
         for products in ((idx, other), (other, idx)):
-            found = _of_products(eqns, products, makers, readers_of)
-            yield from (chain for chain in found if isinstance(chain, Chain))
+            own = _of_products(eqns, products, makers, readers_of)
+            found += [chain for chain in own if isinstance(chain, Chain)]
+        yield from sorted(found, key=lambda chain: (-len(chain.members), chain.epilogue not in UNITS))
     yield from _of_products(eqns, (idx,), makers, readers_of)
 
 
@@ -148,21 +162,35 @@ def _sum(eqns: Sequence[Eqn], idx: int, readers: Mapping[Any, set[int]]) -> _Sum
 def _cone(eqns: Sequence[Eqn], products: tuple[int, ...], sums: Sequence[_Sum]) -> tuple[dict[Any, Tree], str]:
     """What pointwise equations make of products, and the first reason why one is none of them."""
     trees: dict[Any, Tree] = {x.var: Leaf(x.var) for x in sums}
+    constants = _constants(eqns)
     refusal = ""
 
     def read(x: Any) -> Tree:
-        return constant(x) if isinstance(x, Literal) else trees.get(x, Leaf(x))
+        return constant(x) if isinstance(x, Literal) else constants.get(x, trees.get(x, Leaf(x)))
 
     for eqn in eqns[min(products) + 1 :]:
         if not any(not isinstance(x, Literal) and x in trees for x in eqn.invars):
             continue
         if any(x.aval.shape != sums[0].var.aval.shape for x in eqn.outvars):
             continue
+        if multiplies(eqn):
+            refusal = refusal or "another product reads it"
+            continue
         try:
             trees[eqn.outvars[0]] = tree_of(eqn, [read(x) for x in eqn.invars])
         except UnfusableError as error:
             refusal = refusal or str(error)
     return trees, refusal
+
+
+def _constants(eqns: Sequence[Eqn]) -> dict[Any, float]:
+    """What is a literal repeated, or told to vary over mesh axes, as in a `shard_map` all are."""
+    found: dict[Any, float] = {}
+    for eqn in eqns:
+        if eqn.primitive.name in SPREADING and (isinstance(x := eqn.invars[0], Literal) or x in found):
+            with contextlib.suppress(UnfusableError):
+                found[eqn.outvars[0]] = constant(x) if isinstance(x, Literal) else found[x]
+    return found
 
 
 def readers(eqns: Sequence[Eqn], outvars: Sequence[Any]) -> Mapping[Any, set[int]]:
@@ -241,7 +269,7 @@ def read_by(
     `reductions`: of the last trees, as `epilogue_of` has them. UnfusableError if there is none."""
     inputs = {Leaf(x): role for x, role in zip(sums, (ACC, UP), strict=False)}
     extras, operands = {}, {}  # by role
-    for leaf in dict.fromkeys(leaf for tree in trees for leaf in _leaves(tree)):
+    for leaf in dict.fromkeys(leaf for tree in trees for leaf in _leaves(tree, list(inputs))):
         if leaf in inputs:
             continue
         operand, dims = _source(leaf.of, out, eqns, makers, dtypes or (str(out.dtype),))
@@ -257,11 +285,13 @@ def read_by(
     return whole, epilogue, tuple(operands[role] for role in roles)
 
 
-def _leaves(tree: Tree) -> tuple[Leaf, ...]:
+def _leaves(tree: Tree, sums: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Those beside the first sums come first, in whichever order the user wrote them."""
     if isinstance(tree, Leaf):
         return (tree,)
-    args = () if isinstance(tree, float) else tree.args
-    return tuple(dict.fromkeys(leaf for arg in args for leaf in _leaves(arg)))
+    args = [] if isinstance(tree, float) else [_leaves(arg, sums) for arg in tree.args]
+    args.sort(key=lambda own: min((i for i, x in enumerate(sums) if x in own), default=len(sums)))
+    return tuple(dict.fromkeys(leaf for own in args for leaf in own))
 
 
 def _role(like: Input, taken: Sequence[str]) -> str:

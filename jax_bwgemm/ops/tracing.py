@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
+from jax.sharding import Sharding
 
-from jax_bwgemm.facts.epilogue import ACC, ALPHA, Apply, Const, Epilogue, Input, Node, Reduction
+from jax_bwgemm.facts.epilogue import ACC, ALPHA, UP, Apply, Const, Epilogue, Input, Node, Reduction
 from jax_bwgemm.facts.epilogue import OPS as KNOWN_OPS
 from jax_bwgemm.ops.reference import OPS
 
@@ -28,7 +29,7 @@ _COMMUTATIVE = ("add", "mul", "max", "min")
 _FLAG = "flag"  # of what is true: 1, else 0
 _MIRRORED = {"lt": "gt", "le": "ge"}
 _SAME = {"add_any": "add"}  # the sum of two cotangents
-_SPREADING = ("broadcast_in_dim", "pvary", "pcast")  # a constant is what it was
+SPREADING = ("broadcast_in_dim", "pvary", "pcast")  # a constant is what it was
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
@@ -53,6 +54,7 @@ class Call:
 
 Tree = Leaf | Call | float
 JITS, _CUSTOM = ("jit", "pjit"), "custom_jvp_call"
+_PLACES = ("in_shardings", "out_shardings")
 _DECIDING = {"integer_pow": ("y",)}  # the params that decide what a primitive computes
 
 
@@ -70,11 +72,17 @@ def tree_of(eqn: Any, args: Sequence[Tree], names: frozenset[str] | None = None)
     name = _SAME.get(eqn.primitive.name, eqn.primitive.name)
     if len(eqn.outvars) != 1:
         raise UnfusableError(f"`{name}` has {len(eqn.outvars)} results")
-    if name in (*JITS, _CUSTOM):
-        inner = eqn.params["call_jaxpr" if name == _CUSTOM else "jaxpr"]
+    if name in JITS:
+        if any(isinstance(x, Sharding) for key in _PLACES for x in eqn.params.get(key, ())):
+            raise UnfusableError("a jitted function with shardings of its own is no operation of an epilogue")
+        (found,) = trees_of(eqn.params["jaxpr"], args, names)
+        return found
+    if name == _CUSTOM:
+        inner = eqn.params["call_jaxpr"]
         (found,) = trees_of(inner, args, names)
-        return _checked(Call(name, (found,))) if name == _CUSTOM else found
-    if name == "copy" or (name in _SPREADING and isinstance(args[0], float)):
+        # Functions that compute the same may have different derivatives: so the name says whose it is, and where.
+        return _checked(Call(f"{name} of {inner.jaxpr.debug_info.func_src_info}", (found,)))
+    if name == "copy" or (name in SPREADING and isinstance(args[0], float)):
         return args[0]
     if name == "convert_element_type":
         return _converted(args[0], *(str(x.aval.dtype) for x in (*eqn.invars, *eqn.outvars)))
@@ -84,6 +92,8 @@ def tree_of(eqn: Any, args: Sequence[Tree], names: frozenset[str] | None = None)
         return _checked(Call(_MIRRORED[name], tuple(args[::-1])))
     if name == "select_n":
         args = [_nonzero(args[0]), *args[1:]]
+    if name == "integer_pow" and eqn.params["y"] == 2:
+        return _checked(Call("square", tuple(args)))
     own = [eqn.params[param] for param in _DECIDING.get(name, ())]
     return _checked(Call("_".join(map(str, (name, *own))), tuple(args)))
 
@@ -149,12 +159,17 @@ class _Pattern:
     holes: tuple[Leaf, ...]
 
 
+def _gelu(x: jax.Array) -> jax.Array:
+    """As its paper writes it, and models that do not call `jax.nn.gelu` do."""
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 @functools.lru_cache(maxsize=1)
 def _patterns() -> tuple[_Pattern, ...]:
     """The largest first, so that silu is found before the multiplication in it. In a jaxpr, constants have been rounded
     to the dtype that it was traced with."""
     found: dict[_Pattern, None] = {}
-    for op, function in OPS.items():
+    for op, function in (*OPS.items(), ("gelu", _gelu)):
         holes = tuple(map(Leaf, range(KNOWN_OPS[op].num_args)))
         for dtype in _FLOATS:
             one = jax.ShapeDtypeStruct((2,), jnp.dtype(dtype))
@@ -193,11 +208,11 @@ def epilogue_of(
             return inputs[tree]
         pattern, holes = _matched(tree)
         args = [holes[hole] for hole in pattern.holes]
-        if pattern.op in _COMMUTATIVE and not _reads_acc(args[0], inputs):
+        if pattern.op in _COMMUTATIVE and not _reads(ACC, args[0], inputs) and not _reads_up_alone(args, inputs):
             args.reverse()  # a chain reads the sums first
         if (by := _scale(pattern.op, args, inputs)) is not None:
             return scaled(by)
-        if pattern.op == "sub" and not _reads_acc(args[0], inputs) and (by := scale_of(args[1])) is not None:
+        if pattern.op == "sub" and not _reads(ACC, args[0], inputs) and (by := scale_of(args[1])) is not None:
             return Apply("add", (scaled(-by), node(args[0])))  # a chain adds
         return Apply(pattern.op, tuple(map(node, args)))
 
@@ -227,7 +242,9 @@ def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:
     for pattern in _patterns():
         if (found := _unify(pattern.tree, tree, {})) is not None:
             return pattern, found
-    if tree.name == _CUSTOM:
+    if tree.name == "integer_pow_3":  # in no larger pattern
+        return _matched(Call("mul", (Call("square", tree.args), *tree.args)))
+    if tree.name.startswith(_CUSTOM):
         raise UnfusableError("a function with a derivative of its own (`custom_jvp`) is no operation of an epilogue")
     raise UnfusableError(f"`{tree.name}` is no operation of an epilogue")
 
@@ -263,10 +280,16 @@ def _scale(op: str, args: Sequence[Tree], inputs: Mapping[Leaf, Input]) -> float
     return 1 / by if by and math.isfinite(by) and abs(math.frexp(by)[0]) == 0.5 else None
 
 
-def _reads_acc(tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:
+def _reads(role: Input, tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:
     if isinstance(tree, Call):
-        return any(_reads_acc(arg, inputs) for arg in tree.args)
-    return _is_acc(tree, inputs)
+        return any(_reads(role, arg, inputs) for arg in tree.args)
+    return isinstance(tree, Leaf) and inputs[tree] == role
+
+
+def _reads_up_alone(args: Sequence[Tree], inputs: Mapping[Leaf, Input]) -> bool:
+    """Whether the first argument reads the second product's sums, and no other one reads any."""
+    first, *others = args
+    return _reads(UP, first, inputs) and not any(_reads(x, arg, inputs) for x in (ACC, UP) for arg in others)
 
 
 def _is_acc(tree: Tree, inputs: Mapping[Leaf, Input]) -> bool:
