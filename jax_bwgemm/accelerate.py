@@ -21,11 +21,11 @@ from jax_bwgemm import checkpoint_policies
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.ops.blocks import block_of
-from jax_bwgemm.ops.chains import Chain, Operand, chains, contraction_of, is_product, readers
+from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product, readers
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
-from jax_bwgemm.ops.shape_rules import explicit_sharding, named, of_rank, reordered, viewed
+from jax_bwgemm.ops.shape_rules import has_partial_sums, named, of_rank, viewed
 from jax_bwgemm.ops.taking import reshape_aval
 from jax_bwgemm.runtime.attempts import Asked, expected
 from jax_bwgemm.runtime.config import Config, current
@@ -255,6 +255,9 @@ class _Rewriter:
             return "XLA passes over what follows it anyway"
         if chain.out.aval.weak_type:
             return "its result is weakly typed, which a kernel's is not"
+        members: list[Any] = [eqns[i] for i in chain.members]
+        if any(has_partial_sums(x.aval.sharding) for eqn in members for x in (*eqn.invars, *eqn.outvars)):
+            return "sums over a mesh are put off there (`reduced` or `unreduced`)"
         params = self._params(eqns, chain)
         dot = eqns[chain.products[0]]
         avals = [x.aval for x in (*_factors(eqns, chain), *(_bare(operand, dot, []) for operand in chain.operands))]
@@ -279,7 +282,7 @@ class _Rewriter:
     def _params(self, eqns: list[JaxprEqn], chain: Chain) -> dict[str, Any]:
         """Of our primitive."""
         dot: Any = eqns[chain.products[0]]
-        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim) or _sharding(dot, chain)
+        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim)
         return {
             "contraction": chain.contraction,
             "out_dtype": chain.out.aval.dtype,
@@ -368,15 +371,6 @@ def _in_place(eqns: list[JaxprEqn], chain: Chain, carried: Mapping[Any, Any]) ->
             if readers <= set(chain.members):
                 return {"in_place": i}
     return {}
-
-
-def _sharding(dot: Any, chain: Chain) -> Any:
-    """Of a chain over explicit mesh axes, where operands may have sharded what it makes; None: as the product has it."""
-    found = explicit_sharding(chain.out.aval)
-    made = contraction_of(dot).out
-    if found is None or reordered(dot.outvars[0].aval.sharding, made, chain.contraction.out) == found:
-        return None
-    return found
 
 
 def _factors(eqns: list[JaxprEqn], chain: Chain) -> list[Any]:

@@ -7,9 +7,11 @@ Under `install` the products are JAX's, and JAX's policies will do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import lax
 
 from jax_bwgemm.ops.primitive import fused_matmul_p, matmul_p
 
@@ -33,3 +35,22 @@ def dots_with_no_batch_dims_saveable(primitive: Any, *avals: Any, **params: Any)
     if primitive in (matmul_p, fused_matmul_p):
         return not params["contraction"].batch
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *avals, **params)
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable[..., Any]:
+    """As `jax.checkpoint_policies.offload_dot_with_no_batch_dims`: products with weights are kept in another memory, as
+    from "device" in "pinned_host", and all else is computed again.
+
+    Example:
+      >>> policy = jax_bwgemm.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+      >>> layer = jax.checkpoint(layer, policy=policy)
+    """
+    theirs = jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst)
+
+    def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
+        if primitive in (matmul_p, fused_matmul_p):  # as the `lax.dot_general` that it stands for
+            numbers = params["contraction"].product.dimension_numbers()
+            return theirs(lax.dot_general_p, *avals, dimension_numbers=numbers)
+        return theirs(primitive, *avals, **params)
+
+    return policy

@@ -4,6 +4,7 @@ steps: while a product runs, the next transfer is under way. Argument checks and
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, of_one_dtype
 from jax_bwgemm.ops.precision import canonical
-from jax_bwgemm.ops.shape_rules import check_bias, check_residual, match_varying, matmul_shape, result_dtype
+from jax_bwgemm.ops.shape_rules import check_bias, check_real, check_residual, match_varying, matmul_shape, result_dtype
 from jax_bwgemm.ring import Ring, gather_product, product_scatter
 from jax_bwgemm.runtime.config import Config, resolve
 
@@ -66,8 +67,8 @@ def all_gather_matmul(
       many arrays of shape (..., m, n). They vary over the axis.
 
     Raises:
-      ValueError: an axis that is not manual here, a dimension that cannot be gathered, a `b` that is no matrix, or
-        what `matmul` refuses.
+      ValueError, TypeError: an axis that is not manual here, a dimension that cannot be gathered, a `b` that is no
+        matrix, or what `matmul` refuses.
 
     Example:
       >>> def up(x, w):  # a tensor-parallel layer; x is sharded along its rows, w along its columns
@@ -75,7 +76,13 @@ def all_gather_matmul(
       >>> jax.shard_map(up, mesh=mesh, in_specs=(P("model"), P(None, "model")), out_specs=P(None, "model"))(x, w)
     """
     a, b = of_one_dtype(as_array("a", a), as_array("b", b))
-    size, dim = _checked("all_gather_matmul", a, b, axis_name, num_chunks, gather_dimension=gather_dimension)
+    size, dim, num_chunks = _checked(
+        "all_gather_matmul", a, b, axis_name, num_chunks, gather_dimension=gather_dimension
+    )
+    dtype = result_dtype(a.dtype, b.dtype, out_dtype)
+    given = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
+    for name, x in given.items():
+        check_real(name, x, dtype)
     if bias is not None:
         check_bias(bias, a.shape, b.shape)
     if residual is not None and not in_order:
@@ -86,9 +93,7 @@ def all_gather_matmul(
         check_residual(residual, tuple(shape))
     settings = resolve(on_fallback, device, emulate)
     options = _options(settings, alpha=alpha, activation=activation, precision=precision, tile=tile)
-    dtype = result_dtype(a.dtype, b.dtype, out_dtype)
     ring = Ring(axis_name, size, dim, in_order, num_chunks, dtype, options, settings)
-    given = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
     rounded = (jnp.asarray(x).astype(ring.out_dtype) for x in given.values())
     a, b, *extras, _ = match_varying(a, b, *rounded, lax.axis_index(axis_name))
     return gather_product(ring, a, b, dict(zip(given, extras, strict=True)))
@@ -141,9 +146,13 @@ def matmul_reduce_scatter(
       >>> jax.shard_map(down, mesh=mesh, in_specs=(P(None, "model"), P("model")), out_specs=P("model"))(h, w)
     """
     parts = [as_array("a", x) for x in (a if isinstance(a, tuple) else (a,))]
+    if not parts:
+        raise ValueError("`a` requires an array, or a tuple of one for each device of the axis, got an empty tuple")
     b = as_array("b", b)
     first, b = of_one_dtype(parts[0], b)
-    size, dim = _checked("matmul_reduce_scatter", first, b, axis_name, num_chunks, scatter_dimension=scatter_dimension)
+    size, dim, num_chunks = _checked(
+        "matmul_reduce_scatter", first, b, axis_name, num_chunks, scatter_dimension=scatter_dimension
+    )
     if isinstance(a, tuple) and (len(a) != size or any((x.shape, x.dtype) != (a[0].shape, a[0].dtype) for x in a)):
         got = ", ".join(str(jax.typeof(x)) for x in parts)
         raise ValueError(
@@ -167,31 +176,43 @@ def matmul_reduce_scatter(
     return product_scatter(ring, parts[0] if in_order else tuple(parts), b)
 
 
-def _checked(what: str, a: Array, b: Array, axis_name: Any, num_chunks: Any, **dimension: int) -> tuple[int, int]:
-    """The axis's size, and the dimension counted from the end."""
+def _checked(
+    what: str, a: Array, b: Array, axis_name: Any, num_chunks: Any, **dimension: Any
+) -> tuple[int, int, int | None]:
+    """The axis's size, the dimension counted from the end, and the number of chunks."""
     if isinstance(axis_name, tuple | list):
         raise ValueError(f"`axis_name` requires one axis, got {axis_name!r}; make one axis of them in the mesh")
     try:
         size = lax.axis_size(axis_name)
-    except NameError:
+    except (NameError, TypeError, ValueError):  # unbound, not hashable, or an integer, which is no name
         raise ValueError(
             f"`axis_name` requires a manual axis of a surrounding `jax.shard_map`, got {axis_name!r}, which is "
             f"unbound; call `{what}` in the function that `jax.shard_map` maps over a mesh with that axis"
         ) from None
-    if num_chunks is not None and (not isinstance(num_chunks, int) or num_chunks < 1):
+    chunks = _integer(num_chunks)
+    if num_chunks is not None and (chunks is None or chunks < 1):
         raise ValueError(f"`num_chunks` requires None or a positive integer, got {num_chunks!r}")
     if b.ndim != 2:
         raise ValueError(f"`{what}` requires a matrix `b`, got the shape {b.shape}; map over stacks with `jax.vmap`")
     if a.ndim < 2:
         raise ValueError(f"`{what}` requires an `a` of rank 2 or more, got the shape {a.shape}; reshape it to one row")
     matmul_shape(a.shape, b.shape)
-    ((name, dim),) = dimension.items()
-    if not -a.ndim <= dim < a.ndim or dim in (-1, a.ndim - 1):
+    ((name, given),) = dimension.items()
+    dim = _integer(given)
+    if dim is None or not -a.ndim <= dim < a.ndim or dim in (-1, a.ndim - 1):
         raise ValueError(
-            f"`{name}` requires a dimension of `a` before its last, which is summed, got {dim} for {a.shape}; for "
+            f"`{name}` requires a dimension of `a` before its last, which is summed, got {given!r} for {a.shape}; for "
             "columns of the result, take the transposed product"
         )
-    return size, dim if dim < 0 else dim - a.ndim
+    return size, dim if dim < 0 else dim - a.ndim, chunks
+
+
+def _integer(x: Any) -> int | None:
+    """None for what is no integer: a flag is none."""
+    try:
+        return None if isinstance(x, bool) else operator.index(x)
+    except TypeError:
+        return None
 
 
 def _options(settings: Config, precision: Any, **options: Any) -> tuple[tuple[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import aligned, finish, sums_dtype
 from jax_bwgemm.ops.shape_rules import named, operand_dtypes, reordered, viewed
 from jax_bwgemm.runtime import record
-from jax_bwgemm.runtime.config import Config, report_fallback
+from jax_bwgemm.runtime.config import Config, caller, report_fallback
 
 
 def contract(
@@ -72,7 +73,7 @@ def _by_xla(
     out_sharding: Any,
 ) -> tuple[jax.Array, ...]:
     is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
-    dtype = out_dtype if is_plain else sums_dtype(out_dtype)
+    dtype = out_dtype if is_plain else sums_dtype(out_dtype, a.dtype, b.dtype)
     if out_sharding is not None:
         out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
     dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)
@@ -101,6 +102,9 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
 
 
 def refuse(settings: Config, problem: Problem, reason: str) -> None:
-    """Before anything is traced: a product that is XLA's on any device."""
-    record.note(record.Product(str(problem), reason=reason, flops=problem.flops, min_bytes=problem.min_bytes))
+    """Before anything is traced: a product that is XLA's on any device. Of what JAX makes of it later, such as its
+    gradients, nothing is noted."""
+    name, line = caller()
+    own: Any = {"where": f"{os.path.basename(name)}:{line}", "flops": problem.flops, "min_bytes": problem.min_bytes}
+    record.note(record.Product(str(problem), reason=reason, **own))
     report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))

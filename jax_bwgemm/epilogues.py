@@ -16,7 +16,7 @@ from jax_bwgemm.facts.contraction import of_matmul
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.functions import traced
 from jax_bwgemm.ops.reference import round_to, sums_dtype
-from jax_bwgemm.ops.shape_rules import check_real, is_array, matmul_shape
+from jax_bwgemm.ops.shape_rules import check_real, matmul_shape
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, report_fallback
 
@@ -79,8 +79,6 @@ def matmul_with(
 
 def _operand(i: int, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     name = f"operands[{i}]"
-    if not is_array(x):
-        raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
     check_real(name, x, dtype)
     value: Any = np.asarray(x) if isinstance(x, numbers.Number) else jnp.asarray(x)  # a number stays known
     try:

@@ -15,7 +15,8 @@ from jax_bwgemm.facts.padding import is_padded_together, is_tma_storable, padded
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.resources import reads_a_from_registers, workspace_bytes
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.matmul import as_array, checked_params, posed
+from jax_bwgemm.matmul import as_array, checked_params, is_weak, of_one_dtype, posed
+from jax_bwgemm.ops import takeover
 from jax_bwgemm.ops.shape_rules import matmul_shape
 from jax_bwgemm.planner.candidates import Candidate
 from jax_bwgemm.planner.choice import SURE_CLUSTER_CTAS
@@ -127,6 +128,12 @@ def _scaled(amount: int, prefix: str, unit: float) -> str:
     return f"{amount / unit:.4g} {prefix}" if isinstance(amount, int) else f"{amount} "
 
 
+_OF_ARRAYS = (
+    "out_dtype", "alpha", "bias", "activation", "residual", "precision", "out_sharding", "tile", "on_fallback",
+    "device", "emulate", "deterministic",
+)  # fmt: skip
+
+
 @overload
 def explain(f: Callable[..., Any], /, *args: Any, device: str | None = None) -> FunctionExplanation: ...
 @overload
@@ -165,7 +172,8 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
       is out, what was chosen and why, or which fallback runs and why. Of a function a `FunctionExplanation`: for each
       product the user's line, the kernel and its share of the predicted time, or why it is XLA's, and which operands
       are transposed, padded or moved first; and the FLOPs and bytes of each and of all, for XLA's cost analysis knows
-      none of a custom call.
+      none of a custom call. A product that is XLA's on any device, as for its dtypes or its `precision`, is one where
+      it was written: what JAX makes of it, its gradients and a batch under vmap, is not seen.
 
     Raises:
       ValueError, TypeError: as `matmul`, or what the function raises.
@@ -181,16 +189,23 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
         return _explain_function(a, args, device)
     if len(args) != 1:
         raise TypeError(f"`explain` requires two arrays, or a function and its arguments, got {1 + len(args)} arrays")
+    if unknown := settings.keys() - _OF_ARRAYS:
+        rule = f"`explain` of two arrays requires settings out of {', '.join(_OF_ARRAYS)}"
+        remedy = "explain a function, as in explain(lambda a, b: matmul(a, b, epilogue=...), a, b)"
+        raise TypeError(f"{rule}, got {', '.join(sorted(unknown))}: {remedy}")
     return _explain_matmul(a, args[0], device=device, **settings)
+
+
+_anew = jax.make_user_context(None)  # part of the key of jit caches: what is refused is noted in a trace, each time
 
 
 def _explain_function(f: Callable[..., Any], args: Sequence[Any], device: str | None) -> FunctionExplanation:
     def fresh(*args: Any) -> Any:  # of a function that was lowered before, nothing would be noted
         return f(*args)
 
-    with config(device=device, on_fallback="ignore"), record.listed(runs=False) as products:
+    with config(device=device, on_fallback="ignore"), _anew(object()), record.listed(runs=False) as products:
         jax.jit(fresh).trace(*args).lower(lowering_platforms=("cuda",))
-    return FunctionExplanation(tuple(products), resolve(None, None).deterministic)
+    return FunctionExplanation(tuple(products), takeover.deterministic())
 
 
 def _explain_matmul(
@@ -206,6 +221,7 @@ def _explain_matmul(
     **chosen: Any,
 ) -> Explanation:
     a, b = (x if isinstance(x, jax.ShapeDtypeStruct) else as_array(name, x) for name, x in (("a", a), ("b", b)))
+    a, b = of_one_dtype(*(jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=is_weak(x)) for x in (a, b)))
     matmul_shape(a.shape, b.shape)
     params = checked_params(a, b, bias=bias, residual=residual, **chosen)
     problem = posed((a, b, *(x for x in (bias, residual) if x is not None)), params)

@@ -54,8 +54,15 @@ def disabled_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
 
 
 def kernels(exported: Any) -> tuple[Kernel, ...]:
-    """The kernels that a `jax.export.Exported` needs, each once, by name; also of a `jax.stages.Lowered`."""
-    text: str = exported.mlir_module() if hasattr(exported, "mlir_module") else exported.as_text()
+    """The kernels that a `jax.export.Exported` needs, each once, by name; also of a `jax.stages.Lowered`.
+
+    Raises:
+      TypeError: neither of these.
+    """
+    if not isinstance(exported, jax.export.Exported | jax.stages.Lowered):
+        rule = "a `jax.export.Exported` or a `jax.stages.Lowered`"
+        raise TypeError(f"`exported` requires {rule}, got {type(exported).__name__}; of bytes `deserialize` makes one")
+    text = exported.mlir_module() if isinstance(exported, jax.export.Exported) else exported.as_text()
     targets = (ffi.TARGET_NAME, ffi.REPACK_NAME)
     calls = (line for line in text.splitlines() if any(f"@{target}" in line for target in targets))
     found = ((re.search(_VARIANT, line), re.search(_SHA, line)) for line in calls)
@@ -65,19 +72,23 @@ def kernels(exported: Any) -> tuple[Kernel, ...]:
 def register(exported: Any = None) -> None:
     """Makes our custom calls known to XLA in a process that only runs programs, and checks the kernels of one.
 
+    Without a CUDA device nothing can be launched: the library is not asked for then.
+
     Args:
-      exported: a `jax.export.Exported` that is about to be called, or None.
+      exported: what is about to be called, as `kernels` takes it, or None.
 
     Raises:
-      RuntimeError: there is no usable library; the message says why.
+      RuntimeError: there is a CUDA device, but no usable library; the message says why.
       ValueError: a kernel of the program is not at hand, or is another build's; the message says which, and what to do.
+      TypeError: `exported` is no such program.
 
     Example:
       >>> exported = jax.export.deserialize(blob)
       >>> jax_bwgemm.export.register(exported)
       >>> y = exported.call(x, w)
     """
-    if missing := [reason for kernel in (kernels(exported) if exported else ()) if (reason := kernel.why_not())]:
+    named = () if exported is None else kernels(exported)
+    if missing := [reason for kernel in named if (reason := kernel.why_not())]:
         others = f" (and {len(missing) - 1} others)" if missing[1:] else ""
         raise ValueError(f"a program requires the kernels that it names: {missing[0]}{others}")
     if (reason := decision.why_not_launched(is_emulated=False)) is not None:

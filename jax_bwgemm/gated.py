@@ -17,7 +17,7 @@ from jax_bwgemm.facts.units import unit
 from jax_bwgemm.matmul import as_array, checked_params, of_one_dtype
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish
-from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, viewed
+from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, matmul_shape, of_rank, viewed
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
@@ -125,7 +125,8 @@ def _gated(operands: tuple[Array, ...], params: tuple[tuple[str, Any], ...], set
     biases = [jnp.asarray(bias).astype(given["out_dtype"]) for bias in biases]
     if settings is None:
         wide = jnp.promote_types(given["out_dtype"], jnp.float32)
-        how = {"precision": given["precision"], "preferred_element_type": wide, "out_sharding": given["out_sharding"]}
+        sharding = of_rank(given["out_sharding"], len(matmul_shape(x.shape, w_gate.shape)))
+        how = {"precision": given["precision"], "preferred_element_type": wide, "out_sharding": sharding}
         sums = [jnp.matmul(x, w, **how) for w in (w_gate, w_up)]
         return finish(sums, given["epilogue"], biases, given["out_dtype"])[0]
     contraction, (axes_x, axes_w) = gated_contraction(x.shape, w_gate.shape, given["epilogue"])

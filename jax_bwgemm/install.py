@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from jax_bwgemm.ops import takeover
-from jax_bwgemm.runtime.config import Config, config
+from jax_bwgemm.runtime.config import Config, config, current
 
 
 def install(*, deterministic: str | None = None) -> None:
@@ -28,12 +28,13 @@ def install(*, deterministic: str | None = None) -> None:
 
     Raises:
       RuntimeError: this JAX has no rule to fall back on; the message says what to do instead.
-      ValueError: another `deterministic`.
+      ValueError: another `deterministic`, or a setting that the environment has wrong.
 
     Example:
       >>> jax_bwgemm.install()
       >>> step = jax.jit(train_step)
     """
+    current()  # what the environment says by mistake is an error here, and not where a program is lowered
     if deterministic is not None:
         Config(deterministic=deterministic)  # or its ValueError
     if not takeover.set_everywhere(True, deterministic):

@@ -22,13 +22,14 @@ from jax_bwgemm.ops.precision import canonical
 from jax_bwgemm.ops.primitive import fused_product
 from jax_bwgemm.ops.reference import finish, sums_dtype
 from jax_bwgemm.ops.shape_rules import (
+    check_array,
     check_bias,
     check_real,
     check_residual,
     contraction_of,
-    is_array,
     matmul_shape,
     named,
+    of_rank,
     result_dtype,
     viewed,
 )
@@ -80,7 +81,7 @@ def matmul(
         differ. If it is wider than operands of two bytes, the gradients round the incoming cotangent to the operands'
         dtype (scale the loss of a float16 model).
       alpha: a Python number.
-      bias: array of shape (n,), rounded to the output dtype.
+      bias: array of shape (n,), rounded to the output dtype; added to integers as an integer, as a residual is.
       activation: None, "relu", "gelu" (the tanh form, as `jax.nn.gelu` has it by default), "silu" (swish); or
         "sigmoid", "tanh", "gelu_exact" (by erf), "squared_relu", "leaky_relu" (slope 0.01), of which no kernel ships:
         they are compiled on demand, or XLA's. Kernels compute gelu and silu from float32, for bfloat16 and float8
@@ -122,7 +123,8 @@ def matmul(
         `out_dtype`, complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot
         compute the problem on the `device` (or on any, where that is open), or not as `deterministic` says, or
         `emulate` on CUDA.
-      TypeError: an operand that is no array, an `alpha` that is no number, or a `tile` that is none.
+      TypeError: an operand that is no array of numbers, an `out_dtype` or a `tile` that is none, an `alpha` that is no
+        number, or `operands` that are no sequence.
       FallbackError: XLA would take over, under `on_fallback="error"`.
 
     Example:
@@ -132,8 +134,12 @@ def matmul(
       >>> y = jax_bwgemm.matmul(x, w, epilogue=lambda acc, b, r: jax.nn.silu(acc + b) * r, operands=(bias, gate))
       >>> y, amax = jax_bwgemm.matmul(x, w, epilogue=lambda acc: (acc, jnp.max(jnp.abs(acc))))
     """
-    a, b = of_one_dtype(as_array("a", a), as_array("b", b))
+    a, b = as_array("a", a), as_array("b", b)
+    weak = out_dtype is None and is_weak(a) and is_weak(b)
+    a, b = of_one_dtype(a, b)
     settings = resolve(on_fallback, device, emulate, deterministic=deterministic)
+    if not isinstance(operands, Sequence):
+        raise TypeError(f"`operands` requires a sequence of arrays, got {type(operands).__name__}: pass (operand,)")
     if epilogue is not None or operands:
         if epilogue is None or alpha != 1.0 or any(x is not None for x in (bias, activation, residual)):
             raise ValueError(
@@ -149,7 +155,9 @@ def matmul(
     )
     for name, x in (("a", a), ("b", b)):
         check_real(name, x, params["out_dtype"])
-    static, extras = tuple(params.items()), tuple(x for x in (bias, residual) if x is not None)
+    given = (("bias", bias), ("residual", residual))
+    static, extras = tuple(params.items()), tuple(as_array(name, x) for name, x in given if x is not None)
+    weak = weak and all(map(is_weak, extras))
     reason = _why_not_ours(a.dtype, b.dtype, static)
     if reason:
         refuse(settings, posed((a, b, *extras), params), reason)
@@ -157,13 +165,20 @@ def matmul(
         check_tile(params["tile"], posed((a, b, *extras), params), settings)
     is_traced = any(isinstance(x, jax.core.Tracer) for x in (a, b, *extras))
     # Not in a trace: jax 0.11 lowers an inlined function apart, where nobody sees of what its operands are transposes.
-    return (_matmul if is_traced else _compiled)(a, b, extras, static, None if reason else settings)
+    return (_matmul if is_traced else _compiled)(a, b, extras, static, None if reason else settings, weak)
 
 
 def _matmul(
-    a: Array, b: Array, extras: tuple[Any, ...], params: tuple[tuple[str, Any], ...], settings: Config | None
+    a: Array,
+    b: Array,
+    extras: tuple[Any, ...],
+    params: tuple[tuple[str, Any], ...],
+    settings: Config | None,
+    weak: bool = False,
 ) -> Array:
-    """Without `settings` it is XLA's."""
+    """Without `settings` it is XLA's. `weak`: it is weakly typed, as its operands are."""
+    if weak:
+        return weakly_typed(_matmul(a, b, extras, params, settings))
     given = dict(params)
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
@@ -173,7 +188,7 @@ def _matmul(
     return fused_product(a, b, extras, contraction=contraction, settings=settings, **given)[0]
 
 
-_compiled = jax.jit(_matmul, static_argnames=("params", "settings"))
+_compiled = jax.jit(_matmul, static_argnames=("params", "settings", "weak"))
 
 
 def posed(operands: Sequence[Any], params: dict[str, Any]) -> Problem:
@@ -237,20 +252,35 @@ def _why_not_ours(a_dtype: Any, b_dtype: Any, params: tuple[tuple[str, Any], ...
 
 
 def as_array(name: str, x: Any) -> Array:
-    """As `jnp.matmul` takes them: arrays and scalars, but no lists."""
-    if isinstance(x, jax.Array):
-        return x
-    if not is_array(x):
-        raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
-    return jnp.asarray(x)
+    """As `jnp.matmul` takes them: arrays of numbers and scalars, but no lists. TypeError for all else."""
+    check_array(name, x)
+    if _is_shape(x):
+        raise TypeError(f"`{name}` requires an array, got {x}: `explain` and `jax.eval_shape` take those")
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
-def of_one_dtype(a: Array, b: Array) -> tuple[Array, Array]:
-    """A weakly typed operand, as `jnp.full(shape, 1.0)` is, takes the other's dtype where JAX promotes to that."""
-    if a.dtype == b.dtype or not (a.aval.weak_type or b.aval.weak_type):
+def of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+    """A weakly typed operand, as `jnp.full(shape, 1.0)` is, takes the other's dtype where JAX promotes to that. Also of
+    what stands for an array."""
+    if a.dtype == b.dtype or not (is_weak(a) or is_weak(b)):
         return a, b
-    dtype = jnp.result_type(a, b)
-    return a.astype(dtype), b.astype(dtype)
+    dtype = jax.eval_shape(lambda *x: jnp.zeros((), jnp.result_type(*x)), a, b).dtype
+    a, b = (jax.ShapeDtypeStruct(x.shape, dtype) if _is_shape(x) else x.astype(dtype) for x in (a, b))
+    return a, b
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def is_weak(x: Any) -> bool:
+    return bool(jax.typeof(x).weak_type)
+
+
+def weakly_typed(x: Array) -> Array:
+    """As JAX types what is made of Python's numbers alone: where it meets another array, that one's dtype holds."""
+    out: Array = lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+    return out
 
 
 def _matmul_by_xla(
@@ -264,9 +294,11 @@ def _matmul_by_xla(
     precision: Any,
     out_sharding: Any,
 ) -> Array:
-    """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is."""
+    """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is; a
+    bias and a residual of integers in integers."""
+    out_sharding = of_rank(out_sharding, len(matmul_shape(a.shape, b.shape)))
     if epilogue.is_identity and str(out_dtype) not in FP8_DTYPES:
         return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
-    dtype = sums_dtype(out_dtype)
+    dtype = sums_dtype(out_dtype, a.dtype, b.dtype)
     acc = jnp.matmul(a, b, precision=precision, preferred_element_type=dtype, out_sharding=out_sharding)
     return finish((acc,), epilogue, extras, out_dtype)[0]

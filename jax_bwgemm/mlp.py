@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_bwgemm.facts.units import unit
 from jax_bwgemm.gated import check_pair
 from jax_bwgemm.matmul import as_array, checked_params, of_one_dtype
 from jax_bwgemm.ops.feed_forward import Block, feed_forward
-from jax_bwgemm.ops.shape_rules import check_bias, check_real, match_varying, matmul_shape
+from jax_bwgemm.ops.shape_rules import (
+    check_bias,
+    check_real,
+    contraction_of,
+    match_varying,
+    matmul_shape,
+    of_rank,
+    sharded_alike,
+)
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
@@ -138,5 +148,21 @@ def _block(
     block = Block(*kind, last["epilogue"], last["precision"], last["out_sharding"], settings)
     biases = [jnp.asarray(y).astype(x.dtype) for y in biases]
     extras = [jnp.asarray(y).astype(x.dtype) for y in (bias_out, residual) if y is not None]
+    block, added = _sharded_alike(block, x, ws, biases, w_out, extras)
     # Of one kind in a `shard_map`: what devices share is cast here, so that its cotangents are added up outside.
-    return feed_forward(block, *match_varying(x, *ws, *biases, w_out, *extras))
+    return feed_forward(block, *match_varying(x, *ws, *added[0], w_out, *added[1]))
+
+
+def _sharded_alike(
+    block: Block, x: Array, ws: Sequence[Array], biases: Sequence[Array], w_out: Array, extras: Sequence[Array]
+) -> tuple[Block, tuple[Sequence[Array], Sequence[Array]]]:
+    """Over explicit mesh axes: with the result's sharding, and what is added as what it is added to."""
+    epilogue = unit(block.activation, block.is_gated, block.has_bias)
+    first = dataclasses.replace(contraction_of(x.shape, ws[0].shape, epilogue)[0], num_bs=len(ws))
+    biases, sharding = sharded_alike(biases, list(map(jax.typeof, (x, *ws, *biases))), first, None)
+    h = jax.typeof(x).update(shape=matmul_shape(x.shape, ws[0].shape))
+    h = h if sharding is None else h.update(sharding=sharding)
+    last, _ = contraction_of(h.shape, w_out.shape, block.after)
+    avals = [h, *map(jax.typeof, (w_out, *extras))]
+    extras, sharding = sharded_alike(extras, avals, last, of_rank(block.out_sharding, h.ndim))
+    return dataclasses.replace(block, out_sharding=sharding), (biases, extras)

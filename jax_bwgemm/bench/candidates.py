@@ -117,7 +117,8 @@ def gpu_arch(who: str) -> Arch:
     """The record of this process's GPU; ValueError that names who needs one."""
     arch = target_arch(None)
     if isinstance(arch, str):
-        raise ValueError(f"{who} requires a Hopper or Blackwell GPU, got none: {arch}")
+        reason = arch.partition(";")[0]  # behind it is what helps who only plans
+        raise ValueError(f"{who} requires a Hopper or Blackwell GPU, got none: {reason}")
     return arch
 
 

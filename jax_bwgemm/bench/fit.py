@@ -85,7 +85,7 @@ def load(path: Path) -> tuple[Arch, list[Measured]]:
         products = [_measured(product) for product in fields["products"]]
         return by_name(fields["facts"]["arch"]), [p for p in products if why_not_padded(p.problem) is None]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"`--fit` requires a file that `--regret --json` wrote, got {path}: {error}") from error
+        raise ValueError(f"`bench` requires a file that `--regret --json` wrote, got {path}: {error}") from error
 
 
 def main(paths: Sequence[Path], steps: int, seed: int) -> int:
@@ -140,7 +140,7 @@ def lost_by(product: Measured, arch: Arch, is_calibrated: bool = False) -> float
     ]
     chosen = plan(product.problem, arch, among=among, is_calibrated=is_calibrated)
     if chosen.tile is None:
-        raise ValueError(f"`--fit` requires products that kernels can compute, got {product.problem}: {chosen.reason}")
+        raise ValueError(f"times require a product that kernels can compute, got {product.problem}: {chosen.reason}")
     wholes_us = {
         (c.tile, c.swapped): product.times_us[c.tile, c.swapped] + c.cost.padding_us
         for c in chosen.candidates

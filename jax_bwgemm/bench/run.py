@@ -13,13 +13,13 @@ import numpy as np
 
 import jax_bwgemm
 from jax_bwgemm.bench import accuracy, machine, render, report, timing
+from jax_bwgemm.bench.candidates import gpu_arch
 from jax_bwgemm.bench.cases import Case, rotation
 from jax_bwgemm.bench.peers import FLAG_SETS, Unavailable
 from jax_bwgemm.bench.programs import Operands, Program, compile_ours, compile_peer, make_operands
 from jax_bwgemm.bench.sustained import sustain
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.runtime import ffi
-from jax_bwgemm.runtime.decision import target_arch
 
 RESULTS = Path(__file__).parent / "results"
 HANDLER_CALLS = 10_000
@@ -45,10 +45,7 @@ class Settings:
 def measure(settings: Settings, keep: Callable[[report.Result], object] = lambda result: None) -> report.Result:
     """All of `settings` on this machine's GPU. `keep` gets what there is after every row, so that an interrupt loses
     one row only. ValueError without a GPU that has kernels."""
-    arch = target_arch(None)
-    if isinstance(arch, str):
-        raise ValueError(f"`bench` requires a Hopper or Blackwell GPU, got none: {arch}")
-    result = measure_all(settings, arch, keep)
+    result = measure_all(settings, gpu_arch("`bench`"), keep)
     if not result.rows:
         raise ValueError(f"`bench` requires a shape that can be measured, got none: {result.skipped}")
     return result

@@ -180,8 +180,10 @@ def run(args: argparse.Namespace) -> int:
         return power.main(args.power, args.shapes, args.json, args.commit)
     if args.soak is not None:
         from jax_bwgemm.bench import soak
+        from jax_bwgemm.bench.candidates import gpu_arch
         from jax_bwgemm.bench.soak_legs import Load
 
+        gpu_arch("`bench --soak`")
         return soak.main(args.soak, args.products, args.json, args.commit, Load(seed=args.seed))
     if args.lowering:
         from jax_bwgemm.bench import lowerings

@@ -15,9 +15,10 @@ from jax_bwgemm._version import __version__
 from jax_bwgemm.cli import doctor_checks as checks
 from jax_bwgemm.cli import doctor_gpus as gpus
 from jax_bwgemm.cli.doctor_checks import Finding
-from jax_bwgemm.facts.arch import Arch
+from jax_bwgemm.facts.arch import Arch, by_name
+from jax_bwgemm.runtime.config import Config, variable
 
-HELP = "check versions, library, kernels, cache, driver and GPUs, multiply on them, and say what would run"
+HELP = "check versions, settings, library, kernels, cache, driver and GPUs, multiply on them, and say what would run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,20 +41,32 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> Iterator[Finding]:
     """All findings; what would run comes last."""
     on_gpus, archs = gpus.examine()
-    findings = [checks.python(), checks.jax(bool(archs)), checks.library()]
-    findings += [*checks.kernels({arch.target for arch in archs}), *checks.caches(), *checks.times(archs), *on_gpus]
+    set_to, asked = checks.settings()
+    targets = {arch.target for arch in archs}
+    if asked and asked.is_emulated and not archs:
+        targets = {asked.emulate}
+    findings = [checks.python(), checks.jax(bool(archs)), set_to, checks.library()]
+    findings += [*checks.kernels(targets), *checks.caches(), *checks.times(archs), *on_gpus]
     yield from findings
     if archs and all(finding.state != "problem" for finding in findings):
         for finding in gpus.trials():
             findings.append(finding)
             yield finding
-    yield verdict(archs, findings)
+    yield verdict(archs, asked, findings)
 
 
-def verdict(archs: list[Arch], findings: list[Finding]) -> Finding:
-    """What computes a product on the first GPU that has kernels."""
-    if not archs:
+def verdict(archs: list[Arch], asked: Config | None, findings: list[Finding]) -> Finding:
+    """What computes a product on the first GPU that has kernels, or without one; `asked`: by the settings."""
+    if asked is None:
+        return Finding("runs", "problem", "nothing, until this is mended: settings")
+    if not archs and not asked.is_emulated:
         return Finding("runs", "warning", "XLA's own dot, for want of a GPU; `explain` and `emulate` work for any")
     if wrong := list(dict.fromkeys(finding.what for finding in findings if finding.state == "problem")):
         return Finding("runs", "problem", f"XLA's own dot, or nothing, until this is mended: {', '.join(wrong)}")
-    return Finding("runs", "ok", f"our kernels for {archs[0].target}, planned as {archs[0].name}")
+    planned = by_name(asked.planned_device) if asked.planned_device else archs[0]
+    if not archs:
+        return Finding("runs", "ok", f"our kernels for {asked.emulate} in the emulator, planned as {planned.name}")
+    if archs[0].target not in planned.targets:
+        text = f"kernels for {planned.target}, which this GPU cannot run: it requires {archs[0].target}"
+        return Finding("runs", "problem", text, f"unset {variable('device')} and {variable('emulate')}")
+    return Finding("runs", "ok", f"our kernels for {archs[0].target}, planned as {planned.name}")

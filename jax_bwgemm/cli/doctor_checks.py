@@ -1,5 +1,5 @@
-"""What `doctor` finds without a GPU: versions, the library, kernels and their hashes, the user's cache, tables of
-times."""
+"""What `doctor` finds without a GPU: versions, settings, the library, kernels and their hashes, the user's cache,
+tables of times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from jax_bwgemm.facts.arch import TARGETS, Arch
 from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime import artifacts, packs
 from jax_bwgemm.runtime.artifacts import Manifest, ManifestError
+from jax_bwgemm.runtime.config import Config, current, variable
 
 OLDEST_PYTHON, OLDEST_JAX = (3, 11), (0, 9, 2)
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -68,6 +69,17 @@ def jax(has_gpu: bool) -> Finding:
         rule = f"{others[0]} requires jaxlib's version"
         return Finding("jax", "warning", f"{rule}, got {text}", f"pip install {others[0]}=={versions['jaxlib']}")
     return Finding("jax", "ok", text)
+
+
+def settings() -> tuple[Finding, Config | None]:
+    """And what the environment asks for; None if that is an error, as every product then is."""
+    try:
+        asked = current()
+    except ValueError as error:
+        return Finding("settings", "problem", str(error), "set or unset it: every product raises this"), None
+    fields = dataclasses.fields(Config)
+    own = [f"{variable(x.name)}={getattr(asked, x.name)}" for x in fields if getattr(asked, x.name) != x.default]
+    return Finding("settings", "ok", ", ".join(own) or "the defaults"), asked
 
 
 def library() -> Finding:

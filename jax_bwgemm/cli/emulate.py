@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     from jax_bwgemm.cli import emulate_runs as runs
     from jax_bwgemm.emulator import EmulatorError
 
-    if args.seeds < 1:
-        raise ValueError(f"`--seeds` requires at least 1, got {args.seeds}")
+    for name in ("seeds", "clusters"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise ValueError(f"`--{name}` requires at least 1, got {number}")
     if args.timeline:
         check_file(args.timeline)
     problem = _problem(args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -17,16 +18,22 @@ from jax_bwgemm.facts.epilogue import ACTIVATIONS, chain
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, DTYPE_BYTES, DTYPE_SHORT, Problem
 from jax_bwgemm.facts.tile import Tile
+from jax_bwgemm.runtime.config import current, variable
 
 HELP = "say which kernel would compute a product, and why"
+DEVICE = "h200"
 PLOTS = (".pdf", ".png", ".svg")
 DTYPES = {short: name for name, short in DTYPE_SHORT.items()} | {name: name for name in DTYPE_BYTES}
+
+_OF_A_PRODUCT = (
+    "batch", "dtype", "b_dtype", "out_dtype", "a_major", "b_major", "alpha", "bias", "activation", "residual", "tile",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for size in ("m", "n", "k"):
         parser.add_argument(size, type=int, nargs="?", metavar=size.upper())
-    parser.add_argument("--device", default="h200", choices=ARCHS)
+    parser.add_argument("--device", choices=ARCHS, help=f"(default: {variable('device')}, else {DEVICE})")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="of the operands")
     parser.add_argument("--b-dtype", choices=DTYPES, help="of the second operand, if it differs")
@@ -40,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tile", help="the only candidate, for example 128x256x64_cta1_cluster2x1")
     parser.add_argument(
         "--function", metavar="MODULE:NAME", help="a callable that returns (f, *args): all products of f(*args) instead"
+    )
+    parser.add_argument(
+        "--install", action="store_true", help="of --function: JAX's own products, too, as `install()` takes them over"
     )
     parser.add_argument("--json", action="store_true", help="as one object")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tiles, waves and order, or a function's times")
@@ -56,11 +66,27 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 "`--json`, `--plot` and `--function` require neither `--published` nor `--choices`, got one"
             )
+        _check_alone(args, "--published" if args.published else "--choices", ("device", *_OF_A_PRODUCT))
         print(table() if args.published else text())
         return 0
+    if args.install and not args.function:
+        raise ValueError("`--install` requires `--function`, got none: a product by its sizes is ours")
+    args.device = args.device or current().planned_device or DEVICE
     if args.plot:
         _check_plot(args.plot)
     return _function(args) if args.function else _product(args)
+
+
+def _check_alone(args: argparse.Namespace, option: str, others: Sequence[str]) -> None:
+    """ValueError if any of the `others`, which `option` has no use for, is given beside it."""
+    if sizes := [str(size) for size in (args.m, args.n, args.k) if size is not None]:
+        raise ValueError(f"`{option}` requires no sizes beside it, got {' '.join(sizes)}")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = parser.parse_args([])
+    if given := [name for name in others if getattr(args, name) != getattr(defaults, name)]:
+        got = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"`{option}` requires no option of a single product beside it, got {got}")
 
 
 def _check_plot(path: Path) -> None:
@@ -87,15 +113,23 @@ def _product(args: argparse.Namespace) -> int:
 
 
 def _function(args: argparse.Namespace) -> int:
+    """JAX's own products are explained with `--install`, and counted without."""
+    from jax_bwgemm import installed
     from jax_bwgemm.cli.explain_json import of_function
-    from jax_bwgemm.explain import FunctionExplanation, explain
+    from jax_bwgemm.explain import explain
 
-    if args.m is not None:
-        raise ValueError(f"`--function` requires no sizes beside it, got {args.m}")
+    _check_alone(args, "--function", _OF_A_PRODUCT)
     f, *operands = _load(args.function)
-    found: Any = explain(f, *operands, device=args.device)
-    assert isinstance(found, FunctionExplanation)  # f is callable
-    print(json.dumps(of_function(found), indent=1) if args.json else found)
+    with installed():
+        whole: Any = explain(f, *operands, device=args.device)  # a `FunctionExplanation`, for f is callable
+    found: Any = whole if args.install else explain(f, *operands, device=args.device)
+    others = max(0, len(whole.products) - len(found.products))
+    if args.json:
+        print(json.dumps(of_function(found) | {"left_to_jax": others}, indent=1))
+    else:
+        print(found)
+        if others:
+            print(f"and {others} of JAX's own (`@`, einsum), which `jax_bwgemm.install()` takes over: see --install")
     if args.plot:
         from jax_bwgemm.cli import explain_plot
 
@@ -107,12 +141,23 @@ def _load(text: str) -> Sequence[Any]:
     """(f, *args), as the callable says that `text` names; modules are looked for where the user is, too."""
     module, _, name = text.partition(":")
     sys.path.insert(0, os.getcwd())
-    made = getattr(importlib.import_module(module), name, None) if module and name else None
-    given = made() if callable(made) else None
+    is_named = module and name and not module.startswith(".")  # no package, to which that is relative
+    made = getattr(importlib.import_module(module), name, None) if is_named else None
+    given = made() if callable(made) and _takes_nothing(made) else None
     if not isinstance(given, tuple) or not given or not callable(given[0]):
         rule = "`--function` requires MODULE:NAME, a callable without arguments that returns (f, *args)"
-        raise ValueError(f"{rule}, got {text!r}" + (f", which returns {given!r}" if callable(made) else ""))
+        returned = f", which returns {given!r}" if callable(made) and _takes_nothing(made) else ""
+        raise ValueError(f"{rule}, got {text!r}{returned}")
     return given
+
+
+def _takes_nothing(function: Any) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # it cannot, or does not say
+        return False
+    return True
 
 
 def _problem(args: argparse.Namespace) -> Problem:

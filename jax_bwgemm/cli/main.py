@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args = _parser().parse_args(given)
                 return int(COMMANDS[args.command].run(args))
         finally:
-            sys.stdout.flush()
+            _flush()
     except BrokenPipeError:
         _discard_stdout()
         return 1
@@ -83,10 +83,15 @@ def _end(who: str, why: str, code: int) -> int:
     return code
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # as of a shell's `>&-`, where nothing is printed
+        sys.stdout.flush()
+
+
 def _discard_stdout() -> None:
     """What is still to be written to a stdout that is full or closed goes nowhere, so that the exit does not fail."""
     try:
-        sys.stdout.flush()
+        _flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

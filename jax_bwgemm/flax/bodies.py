@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -45,9 +46,24 @@ def why_not(base: type, module: Any) -> str | None:
     return None if own is None else f"it has a product of its own, {getattr(own, '__name__', own)}"
 
 
+def check_layers(layers: Any, names: Collection[str], known: Collection[str], kind: str) -> None:
+    """Of a block's `layers`, options by the name of a layer: TypeError if they are none, ValueError for a name or an
+    option that is not known; `kind` is the class that has these."""
+    if not isinstance(layers, Mapping) or not all(isinstance(options, Mapping) for options in layers.values()):
+        raise TypeError(f"`layers` requires a mapping of names to mappings of options, got {layers!r}")
+    if unknown := set(layers) - set(names):
+        raise ValueError(f"`layers` requires names of {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    for name, options in layers.items():
+        if unknown := set(options) - set(known):
+            got = ", ".join(sorted(unknown))
+            raise ValueError(
+                f"`layers` requires options of `{kind}`, got {got} for {name}: use one of {', '.join(known)}"
+            )
+
+
 def product_of(base: type, module: Any, *args: Any, **kwargs: Any) -> Any:
     """The `Product` that `base`, a layer of Flax's, makes of its inputs with the parameters of `module`, or an array
-    where an einsum is none; of linen, in a compact method of `module`.
+    where an einsum is none, or a bias none of a kernel's; of linen, in a compact method of `module`.
 
     ValueError if `module` has a product of its own.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -10,21 +11,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_bwgemm.flax.bodies import product_of
-from jax_bwgemm.flax.product import Activation, block, finished
+from jax_bwgemm.flax.bodies import check_layers, product_of, why_not
+from jax_bwgemm.flax.product import Activation, Product, block, finished
 
 Array = jax.Array
+_OPTIONS = tuple(inspect.getfullargspec(nnx.Linear.__init__).kwonlyargs)
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Linear(nnx.Linear):
     """`activation(inputs @ kernel + bias) + residual`: `flax.nnx.Linear`, and its arguments.
 
-    The result is rounded once, from float32, to the dtype to which JAX promotes the layer's and the residual's.
+    The result is rounded once, from float32, to the dtype to which JAX promotes the activation's and the residual's.
 
     Args:
       activation: a name that `jax_bwgemm.matmul` knows, or a function, such as `jax.nn.gelu`, which the kernel has as
-        `matmul`'s `epilogue`, in float32; XLA has one that no kernel can have, behind the layer. None for none.
+        `matmul`'s `epilogue`, in float32; XLA has one that no kernel can have, such as an `nnx.Module`, behind the
+        layer, with a `FallbackWarning`. None for none.
 
     A call takes `residual`, of the result's shape, and what Flax's takes. ValueError for a `dot_general` of one's own.
 
@@ -85,7 +88,9 @@ class Einsum(nnx.Einsum):
 
 class MLP(nnx.Module):
     """`down_proj(activation(up_proj(inputs))) + residual`, of two `Linear`, by `jax_bwgemm.mlp` where that takes their
-    dtypes.
+    dtypes and the activation is a name that `matmul` knows, or JAX's function of it, such as `jax.nn.gelu`.
+
+    What is put in the place of a layer, such as `nnx.LoRALinear`, is called as it is.
 
     Args:
       in_features: of the inputs.
@@ -108,8 +113,7 @@ class MLP(nnx.Module):
         layers: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
         **options: Any,
     ) -> None:
-        if unknown := layers.keys() - set(self._names):
-            raise ValueError(f"`layers` requires names of {', '.join(self._names)}, got {', '.join(sorted(unknown))}")
+        check_layers(layers, self._names, _OPTIONS, "flax.nnx.Linear")
         self.activation = activation
         out_features = in_features if out_features is None else out_features
         for name in self._names:
@@ -118,16 +122,31 @@ class MLP(nnx.Module):
 
     def __call__(self, inputs: Array, *, residual: Array | None = None) -> Array:
         *firsts, last = (getattr(self, name) for name in self._names)
-        products = [product_of(nnx.Linear, layer, inputs) for layer in firsts]
-        hidden = jnp.zeros(last.in_features, products[0].result.dtype)  # of which nothing but the dtype is read
-        down = product_of(nnx.Linear, last, hidden)
-        return block(products, down, self.activation, residual, lambda x: last(x, residual=residual))
+        products, down = [_product(layer, inputs) for layer in firsts], None
+        if _is_plain(last):
+            hidden = jnp.zeros(last.in_features, products[0].dtype)  # of which nothing but the dtype is read
+            down = product_of(nnx.Linear, last, hidden)
+        return block(
+            products, down, self.activation, residual, lambda x: finished(_product(last, x), residual=residual)
+        )
+
+
+def _product(layer: Any, inputs: Array) -> Product | Array:
+    """It waits; but what was put in the place of a layer of the block's, such as LoRA's, is called as it is."""
+    return product_of(nnx.Linear, layer, inputs) if _is_plain(layer) else layer(inputs)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether it is nothing but a product and its bias."""
+    is_linear = type(layer) is nnx.Linear or (type(layer) is Linear and layer.activation is None)
+    return is_linear and why_not(nnx.Linear, layer) is None
 
 
 class GatedMLP(MLP):
     """`down_proj(activation(gate_proj(inputs)) * up_proj(inputs)) + residual`, of three `Linear`.
 
-    SwiGLU with the activation "silu", GEGLU with "gelu". Arguments are those of `MLP`.
+    SwiGLU with the activation "silu", GEGLU with "gelu": by `jax_bwgemm.gated_mlp`, on the conditions of `MLP`, whose
+    arguments it has.
     """
 
     _names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")

@@ -52,8 +52,9 @@ def replace(model: Any) -> Replaced:
     same, and so are checkpoints. An activation behind a layer stays where it is.
 
     An nnx model is changed in place: its layers change their class, so that who refers to them, or to their
-    parameters, still does. A linen module is copied: the copy's methods swap the layers that they call, whoever
-    creates them.
+    parameters, still does: do it outside of `nnx.jit`. A linen module is copied: `apply` and `init` of the copy, and
+    its public methods, swap the layers that they call, whoever creates them. A layer that is taken out of a bound copy
+    and called by itself is as it was.
 
     Args:
       model: an `nnx.Module` or an unbound `flax.linen.Module`.
@@ -90,7 +91,7 @@ def _replace_nnx(model: nnx.Module) -> Replaced:
     for parts, module in list(nnx.iter_modules(model)):
         path, kind = ".".join(map(str, parts)), type(module)
         has_parameters = any(isinstance(value, nnx.Param) for value in vars(module).values())
-        if not has_parameters or kind in _OURS.values():
+        if not has_parameters and kind is not nnx.bridge.ToNNX:
             continue
         reason = _why_not(bodies.NNX, module)
         if reason is None:
@@ -112,6 +113,10 @@ def _why_not(kinds: tuple[type, ...], module: Any) -> str | None:
     kind = _kind(module)
     if kind in kinds:
         return bodies.why_not(kind, module)
+    if kind in _OURS.values():
+        return "it is ours already"
+    if kind is nnx.bridge.ToNNX:
+        return "it holds a linen module: replace that one before"
     base = next((base for base in kinds if isinstance(module, base)), None)
     return f"{kind.__name__} is a subclass of {base.__name__}" if base else f"{kind.__name__} is no dense layer"
 
@@ -129,24 +134,41 @@ def _set_class(module: Any, kind: Any) -> None:
 
 
 class _Copy:
-    """A linen module whose methods swap what they call."""
+    """A linen module whose methods swap what they call, also under pickle."""
+
+    def __reduce__(self) -> Any:
+        return _copied, (_plain(self),)
+
+
+_ENTRIES = ("apply", "init_with_output")  # through which linen calls any method, or a function of the module
 
 
 def _replace_linen(model: nn.Module) -> Replaced:
     if model.scope is not None:
         raise ValueError("`model` requires an unbound module, got a bound one: replace it before `bind`, from outside")
-    result = Replaced(model.clone(), {}, {}, lambda: model)
-    intercept = functools.partial(_swapped, result)
-    names = [name for name in dir(type(model)) if _is_called(type(model), name)]
-    methods = {name: _intercepted(getattr(type(model), name), intercept) for name in names}
-    about = {name: getattr(type(model), name) for name in ("__module__", "__qualname__", "__doc__")}
-    own = type(type(model).__name__, (type(model), _Copy), methods | about)  # linen names submodules after the class
+    result = Replaced(_plain(model), {}, {}, lambda: model)
+    intercept, kind = functools.partial(_swapped, result), _kind(model)
+    names = [*_ENTRIES, *(name for name in dir(kind) if _is_called(kind, name))]
+    methods = {name: _intercepted(getattr(kind, name), intercept) for name in names}
+    about = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own = type(kind.__name__, (kind, _Copy), methods | about)  # linen names submodules after the class
     _set_class(result.model, own)
     return result
 
 
+def _plain(model: Any) -> Any:
+    """A copy of the user's class, be `model` one of ours."""
+    plain = model.clone()
+    _set_class(plain, _kind(model))
+    return plain
+
+
+def _copied(model: nn.Module) -> Any:
+    return _replace_linen(model).model
+
+
 def _is_called(kind: type, name: str) -> bool:
-    """Whether users call it, and it may call layers."""
+    """Whether other modules, or who binds it, call it, and it may call layers."""
     is_own = name == "__call__" or not (name.startswith("_") or hasattr(nn.Module, name))
     method = inspect.getattr_static(kind, name)
     return is_own and inspect.isfunction(method) and not hasattr(method, "nowrap")

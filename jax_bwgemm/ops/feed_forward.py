@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.extend import source_info_util
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, chain
@@ -34,7 +35,8 @@ Array = jax.Array
 class Block:
     """A block but for its operands: x, the first weights, as many biases or none, the last weight, and what is added.
 
-    Saved for its derivatives are x, all weights, the hidden values, and what goes into them.
+    Saved for its derivatives are x, all weights, the hidden values, and what goes into them. `where`: the traceback of
+    who calls it, of which JAX sees nothing in the function of a `custom_jvp`.
     """
 
     activation: str
@@ -44,6 +46,7 @@ class Block:
     precision: Any
     out_sharding: Any
     settings: Config
+    where: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def first(self, operands: Sequence[Array], epilogue: Epilogue) -> tuple[Array, ...]:
         """The hidden values, and what `epilogue` returns beside them."""
@@ -123,11 +126,17 @@ class Block:
         return self._params(dtype) | {"out_sharding": self.out_sharding}
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def feed_forward(block: Block, *operands: Array) -> Array:
     """Of x, the first weights, their biases, the last weight, and what is added: `Block` says how many there are."""
-    (h,) = block.first(operands, unit(block.activation, block.is_gated, block.has_bias))
-    return block.last(h, operands)
+    found: Array = _feed_forward(dataclasses.replace(block, where=source_info_util.current().traceback), *operands)
+    return found
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _feed_forward(block: Block, *operands: Array) -> Array:
+    with source_info_util.user_context(block.where):
+        (h,) = block.first(operands, unit(block.activation, block.is_gated, block.has_bias))
+        return block.last(h, operands)
 
 
 def _jvp(block: Block, operands: Sequence[Array], tangents: Sequence[Any]) -> tuple[Array, Array]:
@@ -136,7 +145,7 @@ def _jvp(block: Block, operands: Sequence[Array], tangents: Sequence[Any]) -> tu
     return out, apply_linear(block, saved, dots)
 
 
-feed_forward.defjvp(_jvp, symbolic_zeros=True)
+_feed_forward.defjvp(_jvp, symbolic_zeros=True)
 
 
 def _tangent(factors: Any, dots: Any, added: Sequence[Array | None], params: dict[str, Any]) -> Array | None:

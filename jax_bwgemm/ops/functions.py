@@ -164,9 +164,7 @@ def _trees(closed: ClosedJaxpr, operands: Sequence[jax.Array]) -> dict[Any, Tree
     jaxpr = closed.jaxpr
     acc: Any = jaxpr.invars[0]
     given = zip((*jaxpr.invars[1:], *jaxpr.constvars), (*operands, *closed.consts), strict=True)
-    trees: dict[Any, Tree] = {
-        x: Leaf(x) if jnp.shape(value) or isinstance(value, Tracer) else float(value) for x, value in given
-    }
+    trees: dict[Any, Tree] = {x: float(value) if _is_known(value) else Leaf(x) for x, value in given}
     trees[acc] = Leaf(acc)
     after, _ = _dependents(jaxpr)
 
@@ -183,6 +181,13 @@ def _trees(closed: ClosedJaxpr, operands: Sequence[jax.Array]) -> dict[Any, Tree
             if out in after:
                 raise
     return trees
+
+
+def _is_known(value: Any) -> bool:
+    """Whether it is a real number, not a random key, that can be read now."""
+    dtype = jnp.result_type(value)
+    is_real = dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.number) and not jnp.iscomplexobj(value))
+    return is_real and not jnp.shape(value) and not isinstance(value, Tracer)
 
 
 def _dependents(jaxpr: Jaxpr) -> tuple[set[Any], dict[Any, str]]:

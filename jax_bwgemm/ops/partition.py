@@ -67,6 +67,16 @@ def why_not(ctx: Any) -> str | None:
         return f"jax {jax.__version__} does not tell the devices of a mesh to a product that is lowered"
     if manual is None and getattr(context, "abstract_mesh", None) is None:
         return "a kernel requires shardings over one mesh (`NamedSharding`), and there is none"
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        return (
+            "over a mesh a kernel requires the Shardy partitioner, and it is off: set `jax_use_shardy_partitioner`, or "
+            "map over all axes with `jax.shard_map`"
+        )
+    if getattr(ctx.module_context.lowering_parameters, "for_export", False):
+        return (
+            "an exported program divides no kernel over a mesh, which takes a callback into this process: map over all "
+            "axes with `jax.shard_map`"
+        )
     return None
 
 

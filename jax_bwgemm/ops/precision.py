@@ -29,7 +29,11 @@ def canonical(precision: Any) -> Any:
     None is what `jax.default_matmul_precision` says here. Raises lax's own ValueError for anything else.
     """
     precision = tuple(precision) if isinstance(precision, list) else precision
-    return _canonical(precision, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    try:
+        return _canonical(precision, default)
+    except TypeError:  # no cache has what cannot be hashed
+        return _canonical.__wrapped__(precision, default)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.precision import is_algorithm
 from jax_bwgemm.ops.reference import round_to
-from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying, of_rank
+from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying, of_rank, sharded_alike
 
 # What JAX says of where a product comes from, in a profile or a report, is the user's line.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
@@ -52,7 +52,11 @@ def fused_product(a: jax.Array, b: jax.Array, operands: Sequence[jax.Array], **p
     """
     if is_linear(params["epilogue"]) and not params["contraction"].symmetric:
         return (product(a, b, **params),)
-    return tuple(fused_matmul_p.bind(*match_varying(a, b, *operands), **_whole(params)))
+    args, params = match_varying(a, b, *operands), _whole(params)
+    count = len(params["contraction"].factors)
+    avals = list(map(jax.typeof, args))
+    extras, sharding = sharded_alike(args[count:], avals, params["contraction"], params["out_sharding"])
+    return tuple(fused_matmul_p.bind(*args[:count], *extras, **params | {"out_sharding": sharding}))
 
 
 def _whole(params: dict[str, Any]) -> dict[str, Any]:
@@ -65,15 +69,25 @@ def is_linear(epilogue: Epilogue) -> bool:
     return epilogue in (Epilogue(), chain(alpha=dict(epilogue.scalars).get("alpha", 1.0)))
 
 
-@functools.partial(jax.jit, static_argnames=("primitive", "params"))
-def _compiled(*args: jax.Array, primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
-    return primitive.bind(*args, **dict(params))
+def _compiled(primitive: Primitive) -> Callable[..., Any]:
+    """What runs it outside of `jax.jit`: compiles for the operands, under `jax.disable_jit` too.
 
+    JAX knows its own primitives by `_apply_primitive`: where one makes a NaN, `jax_debug_nans` names it, and does not
+    run it again op by op, which would be this function again.
+    """
 
-def _impl(primitive: Primitive, *args: jax.Array, **params: Any) -> Any:
-    """Outside of `jax.jit`: compiles for the operands and runs, under `jax.disable_jit` too."""
-    with jax.disable_jit(False):
-        return _compiled(*args, primitive=primitive, params=tuple(sorted(params.items())))
+    def bind(*args: jax.Array, params: tuple[tuple[str, Any], ...]) -> Any:
+        return primitive.bind(*args, **dict(params))
+
+    bind.__name__ = bind.__qualname__ = primitive.name
+    bind._apply_primitive = True  # type: ignore[attr-defined]
+    compiled = jax.jit(bind, static_argnames="params")
+
+    def impl(*args: jax.Array, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return compiled(*args, params=tuple(sorted(params.items())))
+
+    return impl
 
 
 def _matmul_transpose_a(ct: Any, a: Any, b: Any, *, contraction: Contraction, **params: Any) -> jax.Array:
@@ -111,8 +125,16 @@ def factor_dtype(operand: Any, cotangent: Any) -> Any:
 
 
 for _primitive in (matmul_p, fused_matmul_p):
-    _primitive.def_impl(functools.partial(_impl, _primitive))
+    _primitive.def_impl(_compiled(_primitive))
 fused_matmul_p.multiple_results = True
 fused_matmul_p.def_abstract_eval(_matmul_shape_rule)
 matmul_p.def_abstract_eval(lambda *avals, **params: _matmul_shape_rule(*avals, **params)[0])
 ad.defbilinear(matmul_p, _matmul_transpose_a, _matmul_transpose_b)
+
+try:
+    # The primitives whose results `checkify.float_checks` looks at: no public name yet.
+    from jax._src.checkify import error_checks, nan_error_check
+
+    error_checks.update({p: functools.partial(nan_error_check, p) for p in (matmul_p, fused_matmul_p)})
+except ImportError:  # these checks then see a NaN where JAX first computes with it
+    pass

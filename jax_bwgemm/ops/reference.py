@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.facts.epilogue import ACC, UP, Const, Epilogue, Input, Node
+from jax_bwgemm.facts.epilogue import ACC, UP, Apply, Const, Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.ops.precision import for_xla
 from jax_bwgemm.ops.shape_rules import reordered
@@ -89,7 +89,10 @@ def finish(
     axes: Sequence[tuple[int, ...]] = (),
 ) -> tuple[jax.Array, ...]:
     """All results of `epilogue`, in the dtype of the `sums` (of each b) and rounded once, then its reductions, over
-    `axes`, in float32. `operands` in its order; they broadcast."""
+    `axes`, in float32. Integer sums become float32 for what is more than an addition. `operands` in its order; they
+    broadcast."""
+    if jnp.issubdtype(sums[0].dtype, jnp.integer) and not _keeps_integers(epilogue):
+        sums = [x.astype(jnp.float32) for x in sums]
     dtype = sums[0].dtype
     known: dict[str, Any] = {x.role: value for x, value in zip(epilogue.operands, operands, strict=True)}
     known = {role: value.astype(dtype) for role, value in known.items()}
@@ -100,6 +103,17 @@ def finish(
     nodes = (jnp.broadcast_to(evaluate(x.node, known), shape).astype(jnp.float32) for x in epilogue.reductions)
     reduced = zip(epilogue.reductions, nodes, axes, strict=True)
     return *results, *(REDUCERS[x.reducer](node, own) for x, node, own in reduced)
+
+
+def _keeps_integers(epilogue: Epilogue) -> bool:
+    """Whether it is exact in integers: of sums and relu, by no factor but 1."""
+
+    def is_exact(node: Node) -> bool:
+        if isinstance(node, Apply):
+            return node.op in ("add", "mul", "relu") and all(map(is_exact, node.args))
+        return isinstance(node, Input)
+
+    return all(is_exact(node) for _, node in epilogue.results) and all(value == 1.0 for _, value in epilogue.scalars)
 
 
 def evaluate(node: Node, known: Mapping[str, jax.Array]) -> jax.Array:
@@ -131,8 +145,12 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
-def sums_dtype(out_dtype: Any) -> Any:
-    """In which XLA has the sums of a result that is to be rounded."""
+def sums_dtype(out_dtype: Any, *given: Any) -> Any:
+    """In which XLA has the sums of a result that is to be rounded, of operands of the `given` dtypes. Of integers they
+    are integers of at least four bytes, which wrap around."""
+    if given and all(jnp.issubdtype(dtype, jnp.integer) for dtype in (out_dtype, *given)):
+        dtype = jnp.result_type(out_dtype, *given)
+        return dtype if dtype.itemsize >= 4 else jnp.dtype("int32")
     return jnp.dtype("float32") if str(out_dtype) in FP8_DTYPES else jnp.promote_types(out_dtype, jnp.float32)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from jax_bwgemm.ops.precision import promotes
 from jax_bwgemm.planner.views import View, view
 
 Shape = tuple[int, ...]
+_LEAVE_IT = "leave the product to `jnp.matmul` or `lax.dot_general`"
 
 
 def matmul_shape(a: Shape, b: Shape) -> Shape:
@@ -57,10 +57,16 @@ def result_dtype(a: Any, b: Any, out_dtype: Any = None) -> np.dtype:
                 "pass it, for example `out_dtype=jnp.bfloat16`"
             ) from None
     try:
-        dtype: np.dtype = jnp.dtype(out_dtype)
-        return dtype
+        given = jnp.dtype(out_dtype)
     except TypeError:
         raise TypeError(f"`out_dtype` requires a dtype, got {out_dtype!r}") from None
+    try:
+        dtype: np.dtype = jax.typeof(np.empty((), given)).dtype  # float32 of float64, unless JAX has that enabled
+    except TypeError:
+        dtype = np.dtype(object)
+    if not _is_numeric(dtype):
+        raise TypeError(f"`out_dtype` requires a dtype of JAX's numbers, got {given}")
+    return dtype
 
 
 def operand_dtypes(epilogue: Epilogue, out_dtype: Any) -> list[Any]:
@@ -68,16 +74,27 @@ def operand_dtypes(epilogue: Epilogue, out_dtype: Any) -> list[Any]:
     return [jnp.dtype("float32") if x.place == "one" else out_dtype for x in epilogue.operands]
 
 
-def is_array(x: Any) -> bool:
-    """Whether it is one, or a scalar: as `jnp.matmul` takes them, but no lists."""
-    has_aval = (hasattr(x, "shape") and hasattr(x, "dtype")) or hasattr(x, "__jax_array__")
-    return has_aval or isinstance(x, numbers.Number)
+def check_array(name: str, x: Any) -> None:
+    """Arrays of numbers and scalars, as `jnp.matmul` takes them, but no lists; also what stands for one."""
+    if hasattr(x, "__jax_array__"):
+        return
+    try:
+        dtype = jax.typeof(x).dtype
+    except TypeError:
+        if not isinstance(x, np.ndarray | np.generic):
+            raise TypeError(f"`{name}` requires an array, got {type(x).__name__}") from None
+        dtype = None
+    if dtype is None or not _is_numeric(dtype):
+        raise TypeError(f"`{name}` requires an array of numbers, got one of {x.dtype}")
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
 
 
 def check_real(name: str, x: Any, dtype: np.dtype) -> None:
     """An array of a caller's loses no imaginary part on its way to a result of `dtype`."""
-    if not is_array(x):
-        raise TypeError(f"`{name}` requires an array, got {type(x).__name__}")
+    check_array(name, x)
     given = x.dtype if hasattr(x, "dtype") else jnp.asarray(x).dtype
     if given.kind == "c" != dtype.kind:
         rule = f"real numbers for a result of {dtype}"
@@ -139,7 +156,7 @@ def _matmul_shape_rule(
             raise ValueError(
                 f"`matmul_p` requires operands of {contraction}, got {', '.join(str(x.shape) for x in avals)}"
             )
-    sharding = _result_sharding(avals[0], avals[1], contraction, out_sharding)
+    sharding = _result_sharding(avals, contraction, out_sharding)
     shape = tuple(sizes[mode] for mode in contraction.out)
     out = avals[0].update(shape=shape, dtype=out_dtype, weak_type=False, sharding=sharding)
     return [*(out for _ in epilogue.results), *(_reduced(out, contraction, modes) for modes in contraction.reduced)]
@@ -147,34 +164,82 @@ def _matmul_shape_rule(
 
 def _reduced(out: Any, contraction: Contraction, modes: str) -> Any:
     """A vector of these of the result's modes, sharded as they are."""
-    kept = [contraction.out.index(mode) for mode in modes]
-    spec = whole_spec(out.sharding, len(contraction.out))
-    sharding = NamedSharding(out.sharding.mesh, PartitionSpec(*(spec[i] for i in kept)))
-    return out.update(shape=tuple(out.shape[i] for i in kept), dtype=jnp.dtype("float32"), sharding=sharding)
+    shape = tuple(out.shape[contraction.out.index(mode)] for mode in modes)
+    return out.update(shape=shape, dtype=jnp.dtype("float32"), sharding=reordered(out.sharding, contraction.out, modes))
 
 
-def _result_sharding(a: Any, b: Any, contraction: Contraction, out_sharding: Any) -> NamedSharding:
-    """Over explicit mesh axes, as `lax.dot_general` has it, errors and all."""
-    mesh = b.sharding.mesh if a.sharding.mesh.empty else a.sharding.mesh
-    is_sharded = any(axis is not None for x in (a, b) for axis in x.sharding.spec)
+def _result_sharding(avals: Sequence[Any], contraction: Contraction, out_sharding: Any) -> NamedSharding:
+    """Over explicit mesh axes: as JAX has it, errors and all, of the products and, where it is not said, of their sum
+    with what the epilogue reads."""
+    for x in avals:
+        if has_partial_sums(x.sharding):
+            raise ValueError(
+                f"`matmul` requires operands without `unreduced` and `reduced` axes, got {x.sharding.spec} of "
+                f"{x.dtype}{list(x.shape)}: {_LEAVE_IT}, or reshard it first"
+            )
+    mesh = next((x.sharding.mesh for x in avals if not x.sharding.mesh.empty), avals[0].sharding.mesh)
+    is_sharded = any(axis is not None for x in avals for axis in x.sharding.spec)
     if out_sharding is None and not is_sharded:
         return NamedSharding(mesh, PartitionSpec(*[None] * len(contraction.out)))
     wanted = reordered(out_sharding, contraction.out, contraction.dot_out) if out_sharding is not None else None
-    x, y = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in (a, b))
-    numbers = contraction.dimension_numbers()
-    dot = jax.eval_shape(lambda x, y: lax.dot_general(x, y, numbers, out_sharding=wanted), x, y)
-    return reordered(dot.sharding, contraction.dot_out, contraction.out)
+    numbers, num_bs = contraction.dimension_numbers(), contraction.num_bs
+
+    def result(a: jax.Array, *others: jax.Array) -> jax.Array:
+        terms = [lax.dot_general(a, b, numbers, out_sharding=wanted) for b in others[:num_bs]]
+        if wanted is None:
+            extras = zip(others[num_bs:], contraction.extras, strict=True)
+            terms += [_spread(x, modes, contraction.dot_out, terms[0]) for x, modes in extras]
+        return functools.reduce(lax.add, terms)
+
+    # Not by `jax.eval_shape`, which returns no sharding where other axes of the mesh are automatic.
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in avals]
+    (found,) = jax.make_jaxpr(result)(*structs).out_avals
+    return reordered(found.sharding, contraction.dot_out, contraction.out)
+
+
+def sharded_alike(
+    extras: Sequence[jax.Array], avals: Sequence[Any], contraction: Contraction, out_sharding: Any
+) -> tuple[Sequence[jax.Array], Any]:
+    """What an epilogue reads, the last operands of `avals`, sharded as the result is; and how that is. So are tangents
+    then, and a cotangent of `extras` returns to where these were. Without explicit mesh axes both as they are given."""
+    sharding = _result_sharding(avals, contraction, out_sharding)
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return extras, out_sharding
+    read = zip(extras, contraction.extras, strict=True)
+    return [jax.sharding.reshard(x, reordered(sharding, contraction.out, modes)) for x, modes in read], sharding
+
+
+def _spread(x: jax.Array, modes: str, order: str, like: jax.Array) -> jax.Array:
+    """An array of `modes`, repeated to the shape, and in the dtype, of one whose modes stand in `order`."""
+    dims = list(map(order.index, modes))
+    x = lax.transpose(x.astype(like.dtype), sorted(range(x.ndim), key=dims.__getitem__))
+    return lax.broadcast_in_dim(x, like.shape, sorted(dims))
 
 
 def named(out_sharding: Any) -> NamedSharding | None:
     """An `out_sharding` as the primitives have it: a spec is on the current mesh."""
     if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise ValueError(
+                f"`out_sharding` requires a current mesh for a `PartitionSpec`, got {out_sharding} and none: call it "
+                "under `jax.set_mesh`, or pass a `NamedSharding`"
+            )
+        out_sharding = NamedSharding(mesh, out_sharding)
     if not isinstance(out_sharding, NamedSharding | None):
         raise TypeError(f"`out_sharding` requires a `NamedSharding` or a `PartitionSpec`, got {out_sharding!r}")
+    if out_sharding is not None and has_partial_sums(out_sharding):
+        rule = "`out_sharding` requires a spec without `unreduced` and `reduced` axes"
+        raise ValueError(f"{rule}, got {out_sharding.spec}: {_LEAVE_IT}")
     if out_sharding is None or isinstance(out_sharding.mesh, jax.sharding.AbstractMesh):
         return out_sharding
     return NamedSharding(out_sharding.mesh.abstract_mesh, out_sharding.spec)
+
+
+def has_partial_sums(sharding: NamedSharding) -> bool:
+    """Whether a sum over mesh axes is still to be done, of the array or of its cotangent: our primitives know no such
+    type."""
+    return bool(sharding.spec.unreduced or sharding.spec.reduced)
 
 
 def explicit_sharding(aval: Any) -> NamedSharding | None:
@@ -197,7 +262,14 @@ def reordered(sharding: NamedSharding, modes: str, order: str) -> NamedSharding:
 
 
 def whole_spec(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
-    return (*sharding.spec, *[None] * (rank - len(sharding.spec)))
+    """An entry for every dimension, of which a spec may leave out the last ones. ValueError where it has more."""
+    spec = tuple(sharding.spec)
+    if any(axis is not None for axis in spec[rank:]):
+        raise ValueError(
+            f"`out_sharding` requires at most {rank} entries, for the result's dimensions, got {sharding.spec}: leave "
+            "out the others"
+        )
+    return (*spec[:rank], *[None] * (rank - len(spec)))
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

@@ -34,7 +34,7 @@ from jax_bwgemm.ops.lowering import on_cuda, platforms_of
 from jax_bwgemm.ops.origins import attribute, custom_call_before, users_line
 from jax_bwgemm.ops.partition import told_devices
 from jax_bwgemm.ops.precision import why_not_precision
-from jax_bwgemm.ops.shape_rules import viewed
+from jax_bwgemm.ops.shape_rules import explicit_sharding, has_partial_sums, viewed
 from jax_bwgemm.ops.taking import reshape_aval, reshaped
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, current, report_fallback
@@ -138,20 +138,30 @@ def _ours(ctx: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, precision: An
     a, b = ctx.avals_in
     if current().is_emulated:
         return None
-    reason = "a float8 result of ours saturates, and JAX's does not" if _is_fp8(ctx.avals_out[0]) else None
+    reason = _why_not_ours(ctx)
     if reason and not _settings().is_batch_invariant:
         return None
     return _lowered(ctx, (lhs, rhs), of_dot_general(a.ndim, b.ndim, dimension_numbers), precision, reason)
 
 
-def _is_fp8(aval: Any) -> bool:
-    return str(aval.dtype) in FP8_DTYPES
+def _why_not_ours(ctx: Any) -> str | None:
+    (out,) = ctx.avals_out
+    if str(out.dtype) in FP8_DTYPES:
+        return "a float8 result of ours saturates, and JAX's does not"
+    if any(has_partial_sums(x.sharding) for x in (*ctx.avals_in, out)):
+        return "our products know no `unreduced` and `reduced` mesh axes"
+    return None
 
 
 def _settings() -> Config:
     if _deterministic is None:
         return current()
     return dataclasses.replace(current(), deterministic=_deterministic)
+
+
+def deterministic() -> str:
+    """What is asked of the bits of a `lax.dot_general` here; where it is not taken over, of our own products."""
+    return (_settings() if is_on() else current()).deterministic
 
 
 def _lowered(
@@ -166,7 +176,7 @@ def _lowered(
         "epilogue": Epilogue(),
         "precision": precision,
         "tile": None,
-        "out_sharding": None,
+        "out_sharding": explicit_sharding(ctx.avals_out[0]),  # as JAX has typed it
         "settings": dataclasses.replace(settings, on_fallback="ignore"),
     }
     problem = viewed(ctx.avals_in, **params)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
+from typing import Any
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.legality import why_not
@@ -114,7 +115,7 @@ def plan(
     """
     given = None if tile is None else Candidate(tile, problem)
     if given and (reason := _why_not(given, arch, batch_invariant, symbols)):
-        raise ValueError(f"`tile` {tile} cannot compute {problem} on {arch.name}: {reason}")
+        raise ValueError(f"`tile` {tile} cannot compute {_as_given(problem, symbols)} on {arch.name}: {reason}")
     if given:
         among = (given,)
     elif among is None:
@@ -192,6 +193,12 @@ def _without_idle(judged: Sequence[Candidate], arch: Arch) -> list[Candidate]:
         else c
         for c in judged
     ]
+
+
+def _as_given(problem: Problem, symbols: Symbols | None) -> Problem:
+    """To be shown: with the symbols, and not what stands for them."""
+    texts: Any = tuple((name, symbol.text) for name, symbol in symbols.named()) if symbols else ()
+    return sized(problem, texts)
 
 
 def _why_not(candidate: Candidate, arch: Arch, batch_invariant: bool, symbols: Symbols | None) -> str | None:

@@ -40,7 +40,7 @@ LOAD_BYTES = 16  # that a thread loads at most
 class Kind:
     """Of products that XLA computes alike: microseconds to start, and of a term, times the waves, or the part of one,
     that its tiles are, of the `least` at least, to a power; and in times of the least that any kernel takes. `alone`:
-    whether that is worth something without trees."""
+    whether that is worth something without trees; `learned`: whether it is better with them."""
 
     start_us: float
     term_us: float
@@ -48,6 +48,7 @@ class Kind:
     limit: float
     least: float = 0.0
     alone: bool = True
+    learned: bool = True
 
 
 # Fitted to what XLA takes by its default flags, which are what a product that is left to it gets, of 3,439 short and
@@ -60,15 +61,17 @@ KINDS = {
     "uneven": Kind(4.32, 0.0124, 0.82, 0.32, least=0.2),
     "thin": Kind(1.36, 0.0029, 0.0, 2.45, least=1.0),
     "vector": Kind(1.57, 0.0059, 1.39, 1.15),
-    "rows": Kind(2.1, 0.0, 0.0, 1.16),  # of k, times a vector: a reduction of XLA's
+    # Of k, times a vector: a reduction of XLA's. Trees have seen few of them, and are further off.
+    "rows": Kind(2.1, 0.0, 0.0, 1.16, learned=False),
     "other": Kind(3.0, 0.004, 0.0, 1.2, least=1.0, alone=False),  # of which XLA may have any of hundreds of kernels
 }
 
 
 def xla_us(problem: Problem, arch: Arch) -> float | None:
     """What XLA is expected to take on the device, with its launch; None for products of which that is not known."""
-    learned = _shipped(arch.family.name) if is_covered(problem) else None
-    if learned is None and not KINDS[kind_of(problem)].alone:
+    kind = KINDS[kind_of(problem)]
+    learned = _shipped(arch.family.name) if kind.learned and is_covered(problem) else None
+    if learned is None and not kind.alone:
         return None
     log = learned.sums(row(problem, arch)[None])[0] if learned else 0.0
     return float(arch.constants.launch_us + formula_us(problem, arch) * math.exp(log))
@@ -83,9 +86,10 @@ def formula_us(problem: Problem, arch: Arch) -> float:
 
 def kind_of(problem: Problem) -> str:
     """One of KINDS."""
-    if not any(padding(problem, operand) for operand in "ab"):
-        if _is_rows_by_vector(problem):
-            return "rows"
+    is_padded = any(padding(problem, operand) for operand in "ab")
+    if _is_rows_by_vector(problem) and not (is_padded and problem.k <= THIN_TERMS):
+        return "rows"
+    if not is_padded:
         if problem.k > SHORT:
             return "other"
         if problem.k > SHORTEST:

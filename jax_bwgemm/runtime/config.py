@@ -169,13 +169,14 @@ def report_fallback(
         raise FallbackError(message)
     key = ("" if is_everywhere else what, reason)
     if policy == "warn" and key not in _reported:
-        _reported.add(key)
         rest = "; so it does all others here" if is_everywhere else ""
         text = f'{message}{rest} (on_fallback="ignore" silences this)'
-        warnings.warn_explicit(text, FallbackWarning, *(where or _caller()))
+        warnings.warn_explicit(text, FallbackWarning, *(where or caller()))
+        _reported.add(key)  # not where the warning is an error, which is raised each time
 
 
-def _caller() -> tuple[str, int]:
+def caller() -> tuple[str, int]:
+    """File and line of the first one outside of this package and JAX."""
     frame = sys._getframe(2)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -192,7 +193,12 @@ def forget_reported() -> None:
     _reported.clear()
 
 
-_VARIABLES = tuple(f"JAX_BWGEMM_{field.name.upper()}" for field in dataclasses.fields(Config))
+def variable(name: str) -> str:
+    """Of the environment, which has the default of the field `name` of a `Config`."""
+    return f"JAX_BWGEMM_{name.upper()}"
+
+
+_VARIABLES = tuple(variable(field.name) for field in dataclasses.fields(Config))
 
 
 def _from_environment() -> Config:
@@ -202,7 +208,10 @@ def _from_environment() -> Config:
 @functools.lru_cache(maxsize=64)
 def _of_variables(values: tuple[str | None, ...]) -> Config:
     fields = (field.name for field in dataclasses.fields(Config))
-    try:
-        return Config(**{name: value for name, value in zip(fields, values, strict=True) if value})
-    except ValueError as error:
-        raise ValueError(f"{error}, from {' or '.join(_VARIABLES)}") from None
+    given = {name: value for name, value in zip(fields, values, strict=True) if value}
+    for names in (*((name,) for name in given), ("emulate", "device")):  # each alone, and those that must agree
+        try:
+            Config(**{name: given[name] for name in names if name in given})
+        except ValueError as error:
+            raise ValueError(f"{error}, from {' and '.join(map(variable, names))}") from None
+    return Config(**given)

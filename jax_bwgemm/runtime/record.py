@@ -36,7 +36,8 @@ class Product:
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """How often each kernel was lowered, and each product that is XLA's, with its reason. A product in the body of a
-    loop, or of a function that is lowered once, counts once; compiling for another shape counts again."""
+    loop, or of a function that is lowered once, counts once; compiling for another shape counts again. What is XLA's on
+    any device counts where it is traced, without its gradients."""
 
     kernels: dict[str, int]
     fallbacks: dict[str, int]

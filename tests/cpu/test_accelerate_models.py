@@ -249,3 +249,16 @@ def test_a_method_has_a_report() -> None:
     layer = Layer()
     assert len(layer.named.report(jnp.ones((8, 8))).products) == 1
     assert layer.named.__doc__ == "What it does." and layer(jnp.ones((2, 8))).shape == (2, 8)
+
+
+def test_sums_that_are_put_off_stay_jaxs() -> None:
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        x = jax.ShapeDtypeStruct((8192, 4096), BF16, sharding=P("x"))
+        w = jax.ShapeDtypeStruct((4096, 14336), BF16)
+
+        def f(x: Any, w: Any) -> Any:
+            return jax.nn.relu(x @ jax.sharding.reshard(w, P(None, None, reduced={"x"})))
+
+        (product,) = accelerate(f).report(x, w).products
+        assert product.epilogue is None and "put off" in product.reason
+        assert jax.eval_shape(accelerate(f), x, w).sharding == jax.eval_shape(f, x, w).sharding

@@ -60,6 +60,23 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
             "explain --choices --json",
             "`--json`, `--plot` and `--function` require neither `--published` nor `--choices`",
         ),
+        ("explain 512 512 --choices", "`--choices` requires no sizes beside it, got 512 512"),
+        (
+            "explain --published --tile 5x5 --device b200",
+            "no option of a single product beside it, got --device, --tile",
+        ),
+        (
+            "explain --function json:dumps --tile 5x5 --dtype f32 --bias",
+            "`--function` requires no option of a single product beside it, got --dtype, --bias, --tile",
+        ),
+        ("explain --function json:dumps", "a callable without arguments that returns (f, *args), got 'json:dumps'"),
+        ("explain --function .:x", "a callable without arguments that returns (f, *args), got '.:x'"),
+        ("explain --function ..fm:good", "a callable without arguments that returns (f, *args), got '..fm:good'"),
+        ("explain 1 1 1 --install", "`--install` requires `--function`, got none"),
+        ("emulate --clusters -1 --shape 128x128x64 --arch sm_90a", "`--clusters` requires at least 1, got -1"),
+        ("emulate --seeds 0", "`--seeds` requires at least 1, got 0"),
+        ("bench --calibrate no-such-file", "`bench` requires a file that `--regret --json` wrote, got no-such-file"),
+        ("bench --spare no-such-file", "`bench` requires a file that `--regret --json` wrote, got no-such-file"),
         ("explain 1 1 1 --batch 0", "`batch` requires at least 1, got 0"),
         ("explain 128 128 128 --tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("build --arch sm_80", "`target` requires one of sm_90a, sm_100f, sm_100a, got 'sm_80'"),
@@ -111,6 +128,7 @@ X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
 N = jax.ShapeDtypeStruct((4096, 4096), jnp.int32)
 made = lambda: (lambda x, n: (jax_bwgemm.matmul(jax_bwgemm.matmul(x, x), x), jax_bwgemm.matmul(n, n)), X, N)
 none = lambda: (lambda x: x + 1, X)
+jaxs = lambda: (lambda x: jax_bwgemm.matmul(x @ x, x) @ x, X)
 wrong = lambda: (X, X)
 number = 3
 """
@@ -140,6 +158,39 @@ def test_explain_takes_a_function(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No module named 'step_of_nobody'" in capsys.readouterr().err
     assert main(["explain", "5", "--function", "step_of_mine:made"]) == 2
     assert "`--function` requires no sizes beside it, got 5" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("function")
+def test_explain_counts_jaxs_own_products(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", "--function", "step_of_mine:jaxs", "--device", "h200"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("products: 1, 1 of them")
+    assert text.endswith("\nand 2 of JAX's own (`@`, einsum), which `jax_bwgemm.install()` takes over: see --install\n")
+    assert main([*command, "--install"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("products: 3, ") and "JAX's own" not in text
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["products"]), found["left_to_jax"]) == (1, 2)
+
+
+def test_explain_plans_for_the_device_of_the_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value, rest, device in (
+        ("UNSET", "", "", "h200"),
+        ("DEVICE", "b300", "", "b300"),
+        ("EMULATE", "sm_100f", "", "b200"),
+        ("DEVICE", "b300", "--device h100", "h100"),
+    ):
+        with monkeypatch.context() as context:
+            context.setenv(f"JAX_BWGEMM_{name}", value)
+            assert main(["explain", "512", "512", "512", "--json", *rest.split()]) == 0
+        assert json.loads(capsys.readouterr().out)["device"] == device
+    monkeypatch.setenv("JAX_BWGEMM_DEVICE", "nonsense")
+    assert main(["explain", "512", "512", "512"]) == 2
+    assert "got 'nonsense', from JAX_BWGEMM_DEVICE" in capsys.readouterr().err
 
 
 PLOTTED = (

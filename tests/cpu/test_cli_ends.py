@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jax_bwgemm.bench import candidates
 from jax_bwgemm.bench import run as bench_run
 from jax_bwgemm.cli import bench, build, doctor, emulate, explain
 from jax_bwgemm.cli.main import COMMANDS, main
@@ -65,6 +66,22 @@ def test_a_full_disk_is_one_line(text: str, bare: dict[str, str]) -> None:
 def test_stderr_may_be_closed_too() -> None:
     given = ["sh", "-c", 'exec "$0" "$@" >/dev/full 2>&-', *command("explain 4096 4096 4096")]
     assert subprocess.run(given, cwd=ROOT).returncode == 2
+
+
+def test_stdout_may_be_closed_from_the_start() -> None:
+    given = ["sh", "-c", 'exec "$0" "$@" >&-', *command("explain 4096 4096 4096")]
+    done = subprocess.run(given, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["bench --shapes 128x128x128", "bench --soak 1", "bench --tune"])
+def test_what_needs_a_gpu_says_so_at_once(text: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Not that one may be planned for, which would not help."""
+    monkeypatch.setattr(candidates, "target_arch", lambda _: f"no CUDA device here; to plan for one, {text}")
+    assert main([*text.split(), "--json", str(tmp_path / "x.json")]) == 2
+    who = " ".join(text.split()[:2]) if "--shapes" not in text else "bench"
+    sentence = f"jax_bwgemm bench: `{who}` requires a Hopper or Blackwell GPU, got none: no CUDA device here\n"
+    assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.parametrize("name", COMMANDS)

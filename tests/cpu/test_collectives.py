@@ -263,6 +263,29 @@ REFUSED: dict[str, tuple[Fun, str]] = {
     "a vector": (lambda a, b: all_gather_matmul(a[0], b, "x"), r"an `a` of rank 2 or more, got the shape \(6,\)"),
     "sizes": (lambda a, b: matmul_reduce_scatter(a, b.T, "x"), "the last dimension of `a` to equal .* got 6 and 8"),
     "chunks": (lambda a, b: all_gather_matmul(a, b, "x", num_chunks=0), "`num_chunks` requires None or a positive"),
+    "a flag for chunks": (lambda a, b: all_gather_matmul(a, b, "x", num_chunks=True), "`num_chunks` .*, got True"),
+    "half a chunk": (lambda a, b: matmul_reduce_scatter(a, b, "x", num_chunks=0.5), "`num_chunks` .*, got 0.5"),
+    "a dimension's text": (
+        lambda a, b: all_gather_matmul(a, b, "x", gather_dimension="0"),
+        r"`gather_dimension` requires a dimension of `a` before its last, .*, got '0' for \(8, 6\)",
+    ),
+    "no dimension": (lambda a, b: matmul_reduce_scatter(a, b, "x", scatter_dimension=None), "got None for"),
+    "an axis's number": (
+        lambda a, b: all_gather_matmul(a, b, 0),
+        "`axis_name` requires a manual axis .*, got 0, which",
+    ),
+    "no parts": (
+        lambda a, b: matmul_reduce_scatter((), b, "x"),
+        "`a` requires an array, or a tuple of one for each device of the axis, got an empty tuple",
+    ),
+    "a complex bias": (
+        lambda a, b: all_gather_matmul(a, b, "x", bias=1j * b[0]),
+        "`bias` requires real numbers for a result of float32, got complex64: pass its real part",
+    ),
+    "a complex residual": (
+        lambda a, b: all_gather_matmul(a, b, "x", residual=1j * jnp.ones((32, 8))),
+        "`residual` requires real numbers for a result of float32, got complex64: pass its real part",
+    ),
     "a bias": (lambda a, b: all_gather_matmul(a, b, "x", bias=a[0]), r"`bias` requires the shape \(n,\) = \(8,\)"),
     "too few parts": (
         lambda a, b: matmul_reduce_scatter((a, a), b, "x"),
@@ -285,6 +308,22 @@ def test_what_is_refused(name: str) -> None:
     specs = ((P(), P()), P("x"))
     with pytest.raises(ValueError, match=message):
         jax.jit(mapped(f, specs))(*normal((8, 6), (6, 8)))
+
+
+def test_a_list_is_no_bias() -> None:
+    """And no residual: as of `matmul`."""
+    for name in ("bias", "residual"):
+        f = functools.partial(all_gather_matmul, axis_name="x", **{name: [1.0] * 8})
+        with pytest.raises(TypeError, match=f"`{name}` requires an array, got list"):
+            jax.jit(mapped(f, ((P(), P()), P("x"))))(*normal((8, 6), (6, 8)))
+
+
+def test_integers_of_any_kind() -> None:
+    """Also NumPy's say a dimension and a number of chunks."""
+    operands = normal((16, 6), (6, 8))
+    settings = {"gather_dimension": np.int64(0), "num_chunks": np.int64(2)}
+    ours = functools.partial(all_gather_matmul, axis_name="x", **settings)
+    check(mapped(ours, UP), mapped(gathered, UP), operands)
 
 
 def test_outside_of_a_shard_map() -> None:

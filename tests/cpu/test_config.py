@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 import jax_bwgemm
@@ -72,9 +74,30 @@ def test_bad_values():
         resolve(None, None, None, "always")
 
 
-def test_bad_environment_is_named(monkeypatch):
-    monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "loud")
-    with pytest.raises(ValueError, match="got 'loud', from JAX_BWGEMM_ON_FALLBACK or JAX_BWGEMM_DEVICE or JAX"):
+@pytest.mark.parametrize(
+    "name, value, sentence",
+    [
+        ("ON_FALLBACK", "loud", "`on_fallback` requires one of warn, ignore, error, got 'loud'"),
+        ("DEVICE", "a100", "`device` requires one of .*, got 'a100'"),
+        ("EMULATE", "sm_80", "`emulate` requires one of .*, got 'sm_80'"),
+        ("COMPILE_MISSING", "always", "`compile_missing` requires one of auto, never, got 'always'"),
+        ("PARTIAL_SUMS", "bf16", "`partial_sums` requires one of .*, got 'bf16'"),
+        ("DETERMINISTIC", "yes", "`deterministic` requires one of run, batch, got 'yes'"),
+    ],
+)
+def test_bad_environment_is_named(name, value, sentence, monkeypatch):
+    monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
+    monkeypatch.setenv("JAX_BWGEMM_DEVICE", "h200")
+    monkeypatch.setenv(f"JAX_BWGEMM_{name}", value)
+    with pytest.raises(ValueError, match=f"{sentence}, from JAX_BWGEMM_{name}$"):
+        current()
+
+
+def test_variables_that_do_not_agree_are_named(monkeypatch):
+    monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
+    monkeypatch.setenv("JAX_BWGEMM_DEVICE", "b200")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_90a")
+    with pytest.raises(ValueError, match="got 'b200', from JAX_BWGEMM_EMULATE and JAX_BWGEMM_DEVICE$"):
         current()
 
 
@@ -83,6 +106,14 @@ def test_warns_once_per_product_and_reason():
         for what, reason in (("p", "r"), ("p", "r"), ("q", "r"), ("p", "s")):
             report_fallback("warn", what, reason)
     assert len(caught) == 3
+
+
+def test_a_warning_that_is_an_error_is_one_each_time():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", jax_bwgemm.FallbackWarning)
+        for _ in range(2):
+            with pytest.raises(jax_bwgemm.FallbackWarning, match="XLA computes raised: r"):
+                report_fallback("warn", "raised", "r")
 
 
 def test_ignore_and_error():

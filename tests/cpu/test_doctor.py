@@ -25,6 +25,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime import artifacts, ffi, packs
+from jax_bwgemm.runtime.config import Config
 
 ROOT = Path(__file__).parents[2]
 HOPPER, BLACKWELL = (Variant(t, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for t in ("sm_90a", "sm_100f"))
@@ -80,9 +81,39 @@ def test_without_a_gpu_nothing_is_a_problem(kernels, monkeypatch, capsys) -> Non
         "remedy",
     }
     assert states(SimpleNamespace(**finding) for finding in said["findings"]) == {
-        "python": "ok", "jax": "ok", "library": "ok", "kernels": "ok", "cache": "ok", "driver": "warning",
-        "runs": "warning",
+        "python": "ok", "jax": "ok", "settings": "ok", "library": "ok", "kernels": "ok", "cache": "ok",
+        "driver": "warning", "runs": "warning",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["DEVICE", "ON_FALLBACK", "EMULATE", "COMPILE_MISSING"])
+def test_settings_that_every_product_would_refuse(name, kernels, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("JAX_BWGEMM_LIBCUDA", "libno.so")
+    monkeypatch.setenv(f"JAX_BWGEMM_{name}", "nonsense")
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (said,) = (line for line in lines if "settings:" in line)
+    assert said.startswith("[problem] settings: ") and f"got 'nonsense', from JAX_BWGEMM_{name}; set or unset" in said
+    assert lines[-1] == "[problem] runs: nothing, until this is mended: settings"
+
+
+@pytest.mark.skipif(ffi.status() is not None, reason=str(ffi.status()))
+def test_what_the_emulator_runs(kernels, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("JAX_BWGEMM_LIBCUDA", "libno.so")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_90a")
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "settings: JAX_BWGEMM_EMULATE=sm_90a, JAX_BWGEMM_COMPILE_MISSING=never" in text
+    assert text.endswith("[  ok   ] runs: our kernels for sm_90a in the emulator, planned as h200\n")
+    monkeypatch.setenv("JAX_BWGEMM_EMULATE", "sm_100a")
+    assert main(["doctor"]) == 1
+    assert "kernels: this machine requires kernels for sm_100a, got none" in capsys.readouterr().out
+
+
+def test_what_a_device_that_is_set_runs() -> None:
+    assert "planned as h100" in doctor.verdict([H200], Config(device="h100"), []).text
+    found = doctor.verdict([H200], Config(device="b200"), [])
+    assert found.state == "problem" and "requires sm_90a; unset JAX_BWGEMM_DEVICE" in str(found)
 
 
 @needs_driver

@@ -154,6 +154,23 @@ def test_algorithms_and_shardings_are_laxs():
         jax_bwgemm.dot_general(x, y, DIMS, "highest")
 
 
+@pytest.mark.parametrize(
+    "dims", [None, ((1, 0), ((), ())), (([1], [0]), ([], [])), (np.array([[1], [0]]), ((), ()))], ids=str
+)
+def test_other_forms_of_dimension_numbers_are_laxs(dims):
+    """Newer JAX reads None as a product of matrices, and a number as a dimension."""
+    x, y = integers((4, 8), (8, 6))
+    try:
+        want = lax.dot_general(x, y, dims)
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            jax_bwgemm.dot_general(x, y, dims, on_fallback="ignore")
+        return
+    for dtype in (BF16, jnp.float16, jnp.int16):  # ours and XLA's
+        got = jax_bwgemm.dot_general(x.astype(dtype), y.astype(dtype), dims, on_fallback="ignore")
+        np.testing.assert_array_equal(got, want.astype(dtype))
+
+
 @pytest.mark.parametrize("dims", [(((1,), (1,)), ((), ())), (((2,), (0,)), ((), ()))])
 def test_errors_are_laxs(dims):
     x, y = integers((4, 8), (5, 6))

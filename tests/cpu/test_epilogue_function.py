@@ -25,6 +25,7 @@ def random(*shape: int, dtype: Any = BF16, seed: int = 0) -> jax.Array:
 
 
 X, W, BIAS, ROWS, MATRIX = random(24, 16), random(16, 8), random(8), random(24, 1), random(24, 8)
+KEY, COMPLEX = jax.random.key(0), jnp.complex64(2 + 1j)
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "bias": (lambda acc, b: acc + b, (BIAS,)),
     "gate": (lambda acc, b, r: jax.nn.silu(acc + b) * r, (BIAS, MATRIX)),
@@ -44,6 +45,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a scalar that is known": (lambda acc, b: acc * 2.0 + b, (BIAS,)),
     "a concrete scalar": (lambda acc: acc * jnp.asarray(2.0), ()),
     "a scalar that is computed": (lambda acc, b: acc * b.max(), (BIAS,)),
+    "random numbers": (lambda acc: acc * jax.random.uniform(KEY, (24, 8)), ()),
+    "a random number": (lambda acc: acc * jax.random.uniform(KEY), ()),
+    "of a complex number": (lambda acc: acc * COMPLEX.real, ()),
     "numbers on the device": (lambda acc, r, b: acc * jnp.exp(r[0, 0]) + b * r[1, 0] - r[0, 0], (ROWS, BIAS)),
 }
 

@@ -17,6 +17,7 @@ from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.runtime.config import forget_reported
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
 BEST_H200 = Tile(128, 256, cluster_m=2)
@@ -203,3 +204,24 @@ def test_batch_and_vector(artifacts_dir):
     assert jax_bwgemm.explain(stack, shared, device="h200").problem == Problem(192, 256, 128)
     vector = jax.ShapeDtypeStruct((128,), jnp.bfloat16)
     assert jax_bwgemm.explain(stack, vector, device="h200").problem == Problem(1, 192, 128, b_major="k")
+
+
+def test_products_of_a_block_have_the_users_line(artifacts_dir):
+    """In the function of a `custom_jvp`, JAX knows no caller; differentiated or not, and in a warning, too."""
+    square = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+
+    def mlp(x, w):
+        return jax_bwgemm.mlp(x, w, w)
+
+    def gated(x, w):
+        return jax_bwgemm.gated_mlp(x, w, w, w)
+
+    for f, num in ((mlp, 2), (gated, 2)):
+        where = f"test_explain.py:{f.__code__.co_firstlineno + 1}"
+        for g in (f, jax.jit(f), jax.grad(lambda *x, f=f: f(*x).astype(jnp.float32).sum())):
+            products = jax_bwgemm.explain(g, square, square, device="h200").products
+            assert len(products) >= num and {product.where for product in products} == {where}
+        forget_reported()  # that all products here are XLA's, it says of the first alone
+        with pytest.warns(jax_bwgemm.FallbackWarning) as found:
+            jax.jit(f).lower(square, square)
+        assert {(x.filename, x.lineno) for x in found} == {(__file__, f.__code__.co_firstlineno + 1)}

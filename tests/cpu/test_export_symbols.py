@@ -157,6 +157,11 @@ def test_a_tile_of_the_users_has_all_sizes(artifacts_dir: Path) -> None:
     assert tile in call["variant"]
 
 
+def test_a_tile_that_is_not_legal_is_told_of_the_symbol(artifacts_dir: Path) -> None:
+    with pytest.raises(ValueError, match="cannot compute mx1024x256 .* on h200: `mma_m` requires one of"):
+        exported(lambda x, w: matmul(x, w, tile="100x256x64_cta1_cluster2x1"), struct(symbol("m"), 256), W)
+
+
 @pytest.mark.parametrize(
     ("operands", "reason"),
     [

@@ -107,7 +107,7 @@ def test_nothing_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_other_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text(text)
     assert main(["bench", "--fit", str(tmp_path / "x.json")]) != 0
-    assert "`--fit` requires a file that `--regret --json` wrote" in capsys.readouterr().err
+    assert "`bench` requires a file that `--regret --json` wrote, got" in capsys.readouterr().err
 
 
 def test_what_tiles_in_larger_clusters_gave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jax
@@ -165,6 +166,64 @@ def test_linen() -> None:
     close(result.model.bind(variables)(x), model.apply(variables, x))
     assert result.model.features == 32 and isinstance(result.model, Linen)
     assert result.undo() is model
+
+
+class Private(nn.Module):
+    def setup(self) -> None:
+        self.dense = nn.Dense(8)
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        return self.dense(x)
+
+    def _hidden(self, x: jax.Array) -> jax.Array:
+        return self.dense(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(x)
+
+
+METHODS: dict[str, Any] = {
+    "none": None,
+    "a name": "encode",
+    "of the class": Private.encode,
+    "private": "_hidden",
+    "a function": lambda module, x: module.dense(x),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_any_way_to_call_linen(method: Any) -> None:
+    model, x = Private(), random(4, 16)
+    variables = model.init(jax.random.key(0), x)
+    calls: list[Any] = [
+        lambda module: module.apply(variables, x, method=method),
+        lambda module: module.init(jax.random.key(0), x, method=method),
+        lambda module: jax.jit(lambda v: module.apply(v, x, method=method))(variables),
+    ]
+    for call in calls:
+        result = ours.replace(model)
+        close(call(result.model), call(model))
+        assert result.replaced == {"dense": "Dense"}
+
+
+def test_a_copy_of_linen_is_pickled_and_replaced_again() -> None:
+    model, x = Private(), random(4, 16)
+    first = ours.replace(model)
+    variables = first.model.init(jax.random.key(0), x)
+    loaded = pickle.loads(pickle.dumps(first.model))
+    assert isinstance(loaded, Private) and type(loaded) is not Private
+    np.testing.assert_array_equal(loaded.apply(variables, x), first.model.apply(variables, x))
+    second = ours.replace(first.model)
+    close(second.model.apply(variables, x), model.apply(variables, x))
+    assert second.replaced == {"dense": "Dense"} and second.undo() is first.model
+
+
+def test_what_nothing_is_done_to_is_said() -> None:
+    layer = nnx.Linear(16, 24, rngs=nnx.Rngs(0))
+    ours.replace(layer)
+    assert str(ours.replace(layer)) == ": kept, it is ours already"
+    bridged = nnx.bridge.ToNNX(nn.Dense(8), rngs=nnx.Rngs(0)).lazy_init(random(4, 16))
+    assert ours.replace(bridged).kept == {"": "it holds a linen module: replace that one before"}
 
 
 def test_a_layer_of_linen_is_a_model() -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 import jax_bwgemm
 from jax_bwgemm.facts.arch import ARCHS
@@ -155,6 +156,9 @@ def test_xla_is_asked_for_float32_sums_by_a_precision_that_it_knows():
 def test_out_sharding():
     with pytest.raises(TypeError, match="`out_sharding` requires a `NamedSharding` or a `PartitionSpec`, got 3"):
         matmul(out_sharding=3)
+    sentence = r"`out_sharding` requires a current mesh for a `PartitionSpec`, got P\('x',\) and none: call it under"
+    with pytest.raises(ValueError, match=sentence):
+        matmul(out_sharding=jax.sharding.PartitionSpec("x"))
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Tile)])
@@ -243,3 +247,112 @@ def test_explain_of_no_array(bad):
             jax_bwgemm.explain(a, b, device="h200")
     with pytest.raises(ValueError, match="requires"):
         jax_bwgemm.explain(1.0, X, device="h200")  # a scalar has no k
+
+
+def test_explain_of_two_arrays_has_no_epilogue():
+    with pytest.raises(
+        TypeError, match=r"settings out of out_dtype, .*, got epilogue: explain a function, as in explain"
+    ):
+        jax_bwgemm.explain(X, X, epilogue=jnp.tanh, device="h200")
+
+
+NO_NUMBERS = {
+    "key": lambda: jax.random.split(jax.random.key(0), (64, 64)),
+    "object": lambda: np.full((64, 64), None),
+    "str": lambda: np.full((64, 64), "1"),
+    "datetime": lambda: np.full((64, 64), "2020", "datetime64[s]"),
+    "timedelta": lambda: np.full((64, 64), 1, "timedelta64[s]"),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_arrays_of_no_numbers(name):
+    x = NO_NUMBERS[name]()
+    sentence = rf" requires an array of numbers, got one of {re.escape(str(x.dtype))}"
+    for argument in ("a", "b", "bias", "residual"):
+        given = {argument: x[0] if argument == "bias" else x}
+        with pytest.raises(TypeError, match=f"`{argument}`{sentence}"):
+            matmul(**given)
+        if argument not in ("a", "b"):
+            with pytest.raises(TypeError, match=f"`{argument}`{sentence}"):
+                jax_bwgemm.explain(X, X, device="h200", **given)
+    with pytest.raises(TypeError, match=rf"`operands\[0\]`{sentence}"):
+        matmul(epilogue=jnp.add, operands=(x,))
+    with pytest.raises(TypeError, match=f"`lhs`{sentence}"):
+        dot_general(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        (sparse.BCOO.fromdense(jnp.eye(64)), "BCOO"),
+        (
+            jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
+            r"ShapeDtypeStruct\(.*: `explain` and `jax.eval_shape` take those",
+        ),
+        ([[1.0]], "list"),
+        (((1.0,),), "tuple"),
+    ],
+    ids=["sparse", "shape", "list", "tuple"],
+)
+def test_what_is_no_array(x, got):
+    for argument in ("a", "b", "residual"):
+        with pytest.raises(TypeError, match=f"`{argument}` requires an array, got {got}"):
+            matmul(**{argument: x})
+    with pytest.raises(TypeError, match=f"`rhs` requires an array, got {got}"):
+        dot_general(b=x)
+
+
+def test_operands_are_a_sequence():
+    for operands in (jnp.ones(4), X, 1.0):
+        with pytest.raises(TypeError, match=r"`operands` requires a sequence of arrays, got .*: pass \(operand,\)"):
+            matmul(epilogue=jnp.add, operands=operands)
+
+
+@pytest.mark.parametrize("precision", [{}, {"highest"}, [["high"], "high"], ([], [])], ids=str)
+def test_a_precision_that_cannot_be_hashed(precision):
+    for call in (lambda: matmul(precision=precision), lambda: dot_general(precision=precision)):
+        with pytest.raises(ValueError, match="Precision argument must be one of"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", ["object", "U3", "datetime64[s]", "timedelta64[s]", np.longdouble], ids=str)
+def test_out_dtypes_that_jax_does_not_have(dtype):
+    for call in (matmul, lambda **kw: jax_bwgemm.explain(X, X, device="h200", **kw)):
+        with pytest.raises(TypeError, match="`out_dtype` requires a dtype of JAX's numbers, got"):
+            call(out_dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [float, "float64", np.float64], ids=str)
+def test_a_float64_result_is_float32_where_jax_has_no_other(dtype):
+    problem = jax_bwgemm.explain(X, X, out_dtype=dtype, device="h200").problem
+    assert problem.out_dtype == "float32"
+    assert matmul(out_dtype=dtype).dtype == "float32"
+    with jax.enable_x64(True):
+        assert matmul(out_dtype=dtype).dtype == "float64"
+
+
+def test_explain_promotes_weak_types_as_matmul():
+    weak = jnp.full((64, 64), 1.0)
+    for a in (weak, jax.ShapeDtypeStruct(weak.shape, weak.dtype, weak_type=True)):
+        for operands in ((a, X), (X, a)):
+            assert "bfloat16*bfloat16->bfloat16" in str(jax_bwgemm.explain(*operands, device="h200"))
+    assert "bfloat16*float32->float32" in str(jax_bwgemm.explain(X, jnp.ones((64, 64)), device="h200"))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_of_two_weak_types_the_result_is_weak(wrap):
+    """It gives way to what it meets."""
+    weak, whole, strong = jnp.full((64, 64), 1.0), jnp.full((64, 64), 2), jnp.ones((64, 64))
+    for a, b in itertools.product((weak, whole, strong, X), repeat=2):
+        got, want = (wrap(f)(a, b) for f in (matmul, jnp.matmul))
+        assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+        np.testing.assert_array_equal(got, want)
+        if a.dtype == b.dtype:
+            got, want = (wrap(f)(a, b) for f in (dot_general, lambda a, b: jax.lax.dot_general(a, b, DIMS)))
+            assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+    assert (wrap(matmul)(weak, weak) + X).dtype == "bfloat16"
+    assert not wrap(lambda x: matmul(x, x, out_dtype=jnp.float32))(weak).weak_type
+    assert not wrap(lambda x: matmul(x, x, residual=strong))(weak).weak_type
+    assert wrap(lambda x: matmul(x, x, activation="relu"))(weak).weak_type
+    assert jax.jvp(wrap(matmul), (weak, weak), (weak, weak))[1][0, 0] == 128

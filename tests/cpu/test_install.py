@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from lowered import BF16, calls, hlo, majors, struct
 import jax_bwgemm
 from jax_bwgemm.bench import models
 from jax_bwgemm.ops import lowering, takeover
-from jax_bwgemm.runtime.config import config
+from jax_bwgemm.runtime.config import _override, config
 
 F32 = jnp.float32
 pytestmark = pytest.mark.usefixtures("artifacts_dir")
@@ -222,18 +222,41 @@ def test_a_module_for_several_platforms_is_jaxs() -> None:
     assert not calls(text) and text.count("dot_general") >= 2
 
 
-def test_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As our own products are divided."""
+def divided(f: Callable[..., Any], mesh: Any, specs: Sequence[P], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An MLP's function over a mesh of CPUs, lowered as for CUDA."""
     for module in (lowering, takeover):
         monkeypatch.setattr(module, "platforms_of", lambda ctx: ["cuda"])
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    specs = P("x"), P(None, "y"), P("y")
     operands = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, s)) for x, s in zip(MLP, specs, strict=True)
     ]
-    with jax_bwgemm.installed():
-        text = jax.jit(lambda *x: mlp(*x)).lower(*operands).as_text()
-    assert text.count("CustomSPMDPartitioning") == 2 and "dot_general" not in text
+    with jax_bwgemm.installed(), jax.set_mesh(mesh):
+        return jax.jit(lambda *x: f(*x)).lower(*operands).as_text()
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("specs", [(P("x"), P(None, "y"), P("y")), (P("x"), P(), P())], ids=["tensors", "data"])
+def test_a_mesh(specs: Sequence[P], axis_type: AxisType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As our own products are divided; explicit axes as JAX has typed them, where a sum over some is the result's."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+
+    def f(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        out_sharding = P("x") if axis_type is AxisType.Explicit else None
+        return jnp.matmul(jax.nn.relu(x @ up), down, out_sharding=out_sharding)
+
+    for of, num in ((f, 2), (gradient(f, 3), 6 - 1)):  # whose result nobody reads
+        text = divided(of, mesh, specs, monkeypatch)
+        assert text.count("CustomSPMDPartitioning") == num and "dot_general" not in text
+
+
+def test_sums_over_a_mesh_that_are_put_off_stay_jaxs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+    def f(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return mlp(x, *(jax.sharding.reshard(w, P(None, None, reduced={"x"})) for w in (up, down)))
+
+    for of, num in ((f, 2), (gradient(f, 3), 5)):
+        text = divided(of, mesh, (P("x"), P(), P()), monkeypatch)
+        assert "CustomSPMDPartitioning" not in text and text.count("stablehlo.dot_general") == num
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
@@ -267,6 +290,28 @@ def test_a_jax_without_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for install in (jax_bwgemm.install, lambda: jax_bwgemm.installed().__enter__()):
         with pytest.raises(RuntimeError, match=f"as jax 0.9.2 to 0.12 have them, got jax {jax.__version__}: pass"):
             install()
+
+
+def test_a_wrong_environment_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_BWGEMM_DEVICE", "H200")
+    for install in (jax_bwgemm.install, lambda: jax_bwgemm.installed().__enter__()):
+        with (
+            _override(None),
+            pytest.raises(ValueError, match="`device` requires .*, got 'H200': pass 'h200', from"),
+        ):
+            install()
+        assert not takeover.is_on()
+
+
+def test_explain_says_which_bits_are_asked_for() -> None:
+    x = struct(512, 512)
+    jax_bwgemm.install(deterministic="batch")
+    found = jax_bwgemm.explain(jnp.matmul, x, x)
+    assert found.deterministic == "batch" and 'under deterministic="batch"' in str(found)
+    jax_bwgemm.uninstall()
+    assert jax_bwgemm.explain(jnp.matmul, x, x).deterministic == "run"
+    with jax_bwgemm.installed(deterministic="batch"):
+        assert jax_bwgemm.explain(jnp.matmul, x, x).deterministic == "batch"
 
 
 def test_defaults_hold() -> None:

@@ -289,6 +289,20 @@ def test_without_what_it_needs_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         partition.told_devices.update((lowering.matmul_p, lowering.fused_matmul_p))
 
 
+def test_without_shardy_it_is_xlas_and_says_so() -> None:
+    """XLA aborts the process at our rule then."""
+    mesh = mesh_of(AxisType.Auto)
+    a, b = (jax.device_put(z, NamedSharding(mesh, s)) for z, s in zip(arrays(A, B), (P("x"), P()), strict=True))
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        with pytest.warns(jax_bwgemm.FallbackWarning, match="the Shardy partitioner, and it is off: set `jax_use_"):
+            got, found = compiled(functools.partial(jax_bwgemm.matmul, device="h200"), [a, b])
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    assert found == [] and got.sharding.spec == P("x")
+    np.testing.assert_array_equal(got, a @ b)
+
+
 def kernels(text: str) -> list[str]:
     """(operands) -> result of each, and its tile."""
     pattern = (

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,21 @@ def test_explain_of_a_function_raises_no_fallback(artifacts_dir: Path) -> None:
     assert "XLA's, because operands require" in str(jax_bwgemm.explain(product, x, device="h200"))
 
 
+def test_what_is_refused_before_tracing_is_explained_each_time() -> None:
+    """Of a function that was traced before, too, and with its line."""
+
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        return jax_bwgemm.matmul(x, x, precision="highest")  # the explained
+
+    x = jnp.ones((8, 8))
+    with jax_bwgemm.config(device="h200", on_fallback="ignore"):
+        inner(x)
+    for _ in range(2):
+        (found,) = jax_bwgemm.explain(lambda x: inner(x) + 1, x, device="h200").products
+        assert found.kernel is None and found.where == f"test_record.py:{line_of('the explained')}"
+
+
 def test_explain_a_function_under_install(artifacts_dir: Path) -> None:
     def f(q: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.einsum("bqhd,bkhd->bhqk", q, k).sum() + (q.reshape(-1, 128) @ k.reshape(-1, 128).T).sum()
@@ -195,6 +211,20 @@ def test_checkpoint_policies_know_our_products(name: str, activation: str | None
 
     ours, jaxs = getattr(jax_bwgemm.checkpoint_policies, name), getattr(jax.checkpoint_policies, name)
     assert num(ours) == 6 < num(jaxs)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_policy_that_offloads_knows_our_products(activation: str | None) -> None:
+    def num(policies: Any, *, batch: tuple[int, ...] = ()) -> int:
+        def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.sin(jax_bwgemm.matmul(x, w, activation=activation)).astype(jnp.float32).sum()
+
+        policy = policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+        x = jnp.ones((*batch, 8, 8), BF16)
+        return str(jax.make_jaxpr(jax.grad(jax.checkpoint(layer, policy=policy), (0, 1)))(x, x)).count("device_put")
+
+    assert num(jax_bwgemm.checkpoint_policies) == 2  # there and back
+    assert num(jax_bwgemm.checkpoint_policies, batch=(4,)) == num(jax.checkpoint_policies) == 0
 
 
 def test_a_policy_without_batches_computes_these_again() -> None:

@@ -215,8 +215,9 @@ def test_what_would_be_left_to_it_by_trees_of_others(name, page, monkeypatch):
     found = []
     for row, product, log in zip(rows, loaded[name], left[name], strict=True):
         problem = row.case.problem
-        if product.kind == "other":
-            us = H100.constants.launch_us + xla.formula_us(problem, H100) * math.exp(product.log - log)
+        if product.kind in ("other", "rows"):
+            learned = product.log - log if xla.KINDS[product.kind].learned else 0.0
+            us = H100.constants.launch_us + xla.formula_us(problem, H100) * math.exp(learned)
             monkeypatch.setattr(sooner, "xla_us", lambda *_, us=us: us)
             is_left = ladder(Asked(problem, "h100")).attempts[0].entry is None
             found.append((is_left, row.to_default, 1.0 if is_left else row.to_default))
