@@ -80,7 +80,9 @@ def test_a_kernel_of_another_build_is_a_sentence(artifacts_dir: Path, monkeypatc
         jax_bwgemm.export.register(program)
 
 
-@pytest.mark.parametrize("wrong", ["x", "", b"", 0, lambda x: x], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", ["x", "", b"", 0, lambda x: x], ids=["text", "no text", "bytes", "number", "function"]
+)
 def test_what_is_no_program(wrong: Any) -> None:
     for call in (jax_bwgemm.export.register, jax_bwgemm.export.kernels):
         with pytest.raises(TypeError, match="`exported` requires a `jax.export.Exported` or a .*, got .*; of bytes"):

@@ -106,7 +106,7 @@ def test_trace_and_timeline(capsys: Output, tmp_path: pathlib.Path) -> None:
         ("--tile 5x5", "`tile` requires the form '128x256x64_cta1_cluster2x1', got '5x5'"),
         ("--arch sm_90a --device b200", "`emulate` 'sm_90a' requires the `device` h100, h200, got 'b200'"),
         ("--dtype s32", "got int32"),
-        ("--clusters 0", "`max_active_clusters` requires 1..2147483647, got 0"),
+        ("--clusters 0", "`--clusters` requires at least 1, got 0"),
         ("--cta-group 1 --trace x", "`--trace` requires the form CTA:WARP, got 'x'"),
         (
             "--tile 128x128x64_cta1_cluster1x1 --trace 900:0",
