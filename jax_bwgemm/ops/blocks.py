@@ -9,6 +9,7 @@ import string
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, chain
@@ -37,7 +38,8 @@ def block_of(first: Eqn, last: Eqn) -> Eqn | None:
     if not (_is_of_matrices(first, num_bs) and _is_of_matrices(last) and _is_done_alike(first.params, last.params)):
         return None
     how = (last.params["precision"], last.params["out_sharding"], first.params["settings"])
-    with first.ctx.manager:  # a `shard_map`'s, which constants vary over
+    # In the context of a `shard_map`, over which constants vary, and on the user's line.
+    with first.ctx.manager, source_info_util.user_context(first.source_info.traceback):
         made = jax.make_jaxpr(functools.partial(feed_forward, Block(*kind, after, *how)))(*(y.aval for y in operands))
     (eqn,) = made.jaxpr.eqns
     found: Eqn = eqn.replace(invars=operands, outvars=last.outvars, source_info=first.source_info)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import BF16, struct
 
-from jax_bwgemm import accelerate, config
+from jax_bwgemm import accelerate, config, explain
 
 F32 = jnp.float32
 pytestmark = pytest.mark.usefixtures("layers_on_h200")
@@ -231,6 +231,15 @@ def test_constant_results_are_arrays() -> None:
     zero, flag, two = accelerate(lambda x: (jnp.zeros(()), jnp.array(False), 2.0))(jnp.ones(3))
     assert isinstance(zero, jax.Array) and isinstance(flag, jax.Array) and flag.dtype == jnp.bool_
     assert two == 2.0 and (jnp.ones((), BF16) * two).dtype == BF16
+
+
+def test_products_of_a_block_are_on_the_users_line() -> None:
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        return accelerate(lambda x, w, v: jax.nn.relu(x @ w) @ v)(x, w, v).astype(F32).sum()
+
+    operands = struct(*X), struct(*W), struct(*V)
+    found = explain(jax.grad(loss, (0, 1, 2)), *operands, device="h200").products
+    assert len(found) >= 5 and all(product.where.startswith("test_accelerate_models.py:") for product in found)
 
 
 def test_a_method_has_a_report() -> None:
