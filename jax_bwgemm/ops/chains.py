@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Literal
 
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
@@ -184,12 +185,14 @@ def _cone(eqns: Sequence[Eqn], products: tuple[int, ...], sums: Sequence[_Sum]) 
 
 
 def _constants(eqns: Sequence[Eqn]) -> dict[Any, float]:
-    """What is a literal repeated, or told to vary over mesh axes, as in a `shard_map` all are."""
+    """What is a literal repeated, converted, or told to vary over mesh axes, as in a `shard_map` all are."""
     found: dict[Any, float] = {}
     for eqn in eqns:
-        if eqn.primitive.name in SPREADING and (isinstance(x := eqn.invars[0], Literal) or x in found):
+        is_cast = eqn.primitive.name == "convert_element_type" and str(eqn.outvars[0].aval.dtype) in _RESULTS
+        if (is_cast or eqn.primitive.name in SPREADING) and (isinstance(x := eqn.invars[0], Literal) or x in found):
             with contextlib.suppress(UnfusableError):
-                found[eqn.outvars[0]] = constant(x) if isinstance(x, Literal) else found[x]
+                value = constant(x) if isinstance(x, Literal) else found[x]
+                found[eqn.outvars[0]] = float(np.asarray(value).astype(eqn.outvars[0].aval.dtype))
     return found
 
 
