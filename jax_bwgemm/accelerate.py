@@ -37,7 +37,7 @@ _INNER = {  # primitives that run a jaxpr, or several, as they are
     "jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "scan", "while", "cond", "custom_jvp_call",
     "custom_vjp_call", "shard_map",
 }  # fmt: skip
-_CASTS = ("convert_element_type", "reshape", "pvary", "pcast")  # of one operand, which models repeat
+_REPEATED = ("convert_element_type", "reshape", "pvary", "pcast")  # of one operand, by each layer of a model
 _THEIRS = jax.checkpoint_policies
 _POLICIES = {policy: policy for policy in (None, _THEIRS.everything_saveable, _THEIRS.nothing_saveable)} | {
     _THEIRS.dots_saveable: checkpoint_policies.dots_saveable,
@@ -333,7 +333,7 @@ def _merged(eqns: list[JaxprEqn], outvars: list[Any]) -> list[JaxprEqn]:
     for eqn in eqns:
         invars = [x if isinstance(x, Literal) else same.get(x, x) for x in eqn.invars]
         own = eqn.replace(invars=invars) if any(x is not y for x, y in zip(invars, eqn.invars, strict=True)) else eqn
-        if own.primitive.name in _CASTS and not isinstance(invars[0], Literal) and own.outvars[0] not in outvars:
+        if own.primitive.name in _REPEATED and not isinstance(invars[0], Literal) and own.outvars[0] not in outvars:
             key = own.primitive, *invars, *sorted(own.params.items()), own.ctx
             first = known.setdefault(key, own.outvars[0])
             if first is not own.outvars[0]:

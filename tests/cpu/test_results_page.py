@@ -173,3 +173,17 @@ def test_sanitized_kernels() -> None:
     found = soak("h100_sanitized.json")
     assert len(found["variants"]) == 24 and found["seed"] == 5
     assert all(tool["ran"] == 24 and tool["errors"] == 0 for tool in found["tools"].values())
+
+
+def test_how_many_of_the_last_random_products_lose() -> None:
+    found = [row for seed in (291301, 291801) for row in report.load(RESULTS / f"random/h200-{seed}.json").rows]
+    behind = sum(row.to_best < 0.95 for row in found)
+    said = f"of the last {len(found)} XLA's best flags lead by more than 5 % on {behind}."
+    assert said in " ".join(TEXT.split())
+
+
+def test_a_block_over_two_gpus_before_its_kernels_gave_way() -> None:
+    (row,) = json.loads((RESULTS / "models" / "h200x2_before.json").read_text())["rows"]
+    ours, xla = (row["times_us"][name] / 1000 for name in ("ours", "default"))
+    page = " ".join((DOCS / "architecture.md").read_text().split())
+    assert f"over two H200s took {ours:.2f} ms, and XLA's {xla:.2f} (`bench/results/models/h200x2_before.json`)" in page
