@@ -113,12 +113,14 @@ class Timed:
         return entry.cubin_sha256[:CUBIN_DIGITS]
 
 
-def gpu_arch(who: str) -> Arch:
-    """The record of this process's GPU; ValueError that names who needs one."""
+def gpu_arch(who: str, at_least: int = 1) -> Arch:
+    """The record of this process's GPU, or of its GPUs; ValueError that names who needs so many."""
     arch = target_arch(None)
     if isinstance(arch, str):
         reason = arch.partition(";")[0]  # behind it is what helps who only plans
         raise ValueError(f"{who} requires a Hopper or Blackwell GPU, got none: {reason}")
+    if jax.device_count() < at_least:
+        raise ValueError(f"{who} requires at least {at_least} GPUs, got {jax.devices()}")
     return arch
 
 

@@ -24,10 +24,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.bench.meshes import AXIS, LAST, SHARDED, collectives, difference, loss_gradient, plain
-from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.runtime.decision import target_arch
 
 Fun = Callable[..., Any]
 Specs = tuple[P, ...]
@@ -139,12 +137,8 @@ def measure(row: Row, rounds: int) -> Measured:
 
 
 def main(rounds: int, path: Path | None, commit: str) -> int:
-    arch = target_arch(None)
-    num = jax.device_count()
-    if not isinstance(arch, Arch) or num < 2:
-        raise ValueError(f"`--collectives` requires two Hopper or Blackwell GPUs, got {jax.devices()}")
-    path = path or Path(__file__).parent / "results" / "collectives" / f"{arch.name}x{num}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arch, num = candidates.gpu_arch("`bench --collectives`", at_least=2), jax.device_count()
+    path = machine.result_path(path, "collectives", f"{arch.name}x{num}")
     content: dict[str, Any] = {
         "benchmark": "collectives",
         "machine": machine.describe(commit),

@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.bench.models import Weights, gated, norm
 from jax_bwgemm.runtime import ffi
-from jax_bwgemm.runtime.decision import target_arch
 
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -70,12 +69,9 @@ FORMS: Mapping[str, Callable[..., jax.Array]] = {"list": as_list, "scan": as_sca
 
 
 def main(rounds: int, path: Path | None, commit: str, model: Model | None = None) -> int:
-    arch = target_arch(None)
-    if isinstance(arch, str):
-        raise ValueError(f"`--decode` requires a Hopper or Blackwell GPU, got none: {arch}")
+    arch = candidates.gpu_arch("`bench --decode`")
     model = model or Model()
-    path = path or Path(__file__).parent / "results" / "decode" / f"{arch.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = machine.result_path(path, "decode", arch.name)
     content: dict[str, Any] = {
         "benchmark": "decode",
         "machine": machine.describe(commit),

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.bench.peers import FLAG_SETS
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.gram import MUON
 from jax_bwgemm.planner.cost import roofline_us
-from jax_bwgemm.runtime.decision import target_arch
 
 SHAPES = ((8192, 8192), (4096, 4096), (2048, 2048), (4096, 16384), (16384, 4096), (1024, 4096))  # of a: m, k
 ITERATIONS = ((4096, 4096), (2048, 8192), (1024, 4096))
@@ -63,11 +62,8 @@ def plain_steps(x: jax.Array, steps: int = 5) -> jax.Array:
 
 
 def main(rounds: int, path: Path | None, commit: str) -> int:
-    arch = target_arch(None)
-    if isinstance(arch, str):
-        raise ValueError(f"`--gram` requires a Hopper or Blackwell GPU, got none: {arch}")
-    path = path or Path(__file__).parent / "results" / "gram" / f"{arch.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arch = candidates.gpu_arch("`bench --gram`")
+    path = machine.result_path(path, "gram", arch.name)
     method, clock = timing.choose_clock()
     content: dict[str, Any] = {
         "benchmark": "gram",

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.bench.models import kernels
 from jax_bwgemm.bench.peers import FLAG_SETS
-from jax_bwgemm.runtime.decision import target_arch
 
 Operands = tuple[jax.Array, ...]
 
@@ -96,11 +95,8 @@ TURNS = 4
 
 
 def main(rounds: int, path: Path | None, commit: str, layers: Sequence[Layer] = LAYERS) -> int:
-    arch = target_arch(None)
-    if isinstance(arch, str):
-        raise ValueError(f"`--layers` requires a Hopper or Blackwell GPU, got none: {arch}")
-    path = path or Path(__file__).parent / "results" / "layers" / f"{arch.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arch = candidates.gpu_arch("`bench --layers`")
+    path = machine.result_path(path, "layers", arch.name)
     method, clock = timing.choose_clock()
     content: dict[str, Any] = {
         "benchmark": "layers",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STATIC = ("name", "driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit")
+RESULTS = Path(__file__).parent / "results"
 COMMIT_VARIABLE = "JAX_BWGEMM_COMMIT"
 NOW = ("clocks.sm", "power.draw", "temperature.gpu")
 
@@ -24,6 +25,13 @@ def describe(given_commit: str = "") -> dict[str, str]:
         **versions,
     }
     return {name: value for name, value in (query(STATIC) | facts).items() if value}
+
+
+def result_path(given: Path | None, benchmark: str, device: str) -> Path:
+    """Where a result goes: what is `given`, or the benchmark's own file of the device. Its folder is there then."""
+    path = given or RESULTS / benchmark / f"{device}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def query(fields: Sequence[str]) -> dict[str, str]:

@@ -21,9 +21,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.runtime.decision import target_arch
 
 AXIS = "x"
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
@@ -116,11 +115,8 @@ def measure(row: Row, arch: Arch, rounds: int, seconds: float = 0.0) -> Measured
 
 
 def main(rounds: int, path: Path | None, commit: str, seconds: float = 0.0) -> int:
-    arch = target_arch(None)
-    if isinstance(arch, str) or jax.device_count() < 2:
-        raise ValueError(f"`--meshes` requires two Hopper or Blackwell GPUs, got {jax.devices()}")
-    path = path or Path(__file__).parent / "results" / "meshes" / f"{arch.name}x{jax.device_count()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arch = candidates.gpu_arch("`bench --meshes`", at_least=2)
+    path = machine.result_path(path, "meshes", f"{arch.name}x{jax.device_count()}")
     found: list[dict[str, Any]] = []
     content = {"benchmark": "meshes", "machine": machine.describe(commit), "calls": timing.HOST_BATCH, "rows": found}
     for row in rows():

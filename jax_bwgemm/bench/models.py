@@ -25,9 +25,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_bwgemm
-from jax_bwgemm.bench import machine, timing
+from jax_bwgemm.bench import candidates, machine, timing
 from jax_bwgemm.bench.peers import FLAG_SETS
-from jax_bwgemm.runtime.decision import target_arch
 
 Weights = dict[str, jax.Array]
 OF_PRODUCTS = re.compile("sm_[0-9]+[a-f]_|nvjet|gemm|cutlass|splitK")  # of kernels' symbols: ours, cuBLAS's, Triton's
@@ -92,12 +91,9 @@ def step(
 
 
 def main(rounds: int, path: Path | None, commit: str, blocks: Sequence[Block] = BLOCKS) -> int:
-    arch = target_arch(None)
-    if isinstance(arch, str):
-        raise ValueError(f"`--models` requires a Hopper or Blackwell GPU, got none: {arch}")
+    arch = candidates.gpu_arch("`bench --models`")
     num = jax.device_count()
-    path = path or Path(__file__).parent / "results" / "models" / f"{arch.name}x{num}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = machine.result_path(path, "models", f"{arch.name}x{num}")
     content: dict[str, Any] = {
         "benchmark": "models",
         "machine": machine.describe(commit),

@@ -39,8 +39,7 @@ def main(
         raise ValueError(f"`--orders` requires at least 1, got {num}")
     pool.share_memory(num_processes)
     arch = gpu_arch("`bench --orders`")
-    path = path or Path(__file__).parent / "results" / "orders" / f"{arch.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = machine.result_path(path, "orders", arch.name)
     facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
     problems, found = sample(num, seed, arch, of), dict[int, dict[str, Any]]()
     if not problems:

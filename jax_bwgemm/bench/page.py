@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jax_bwgemm.bench import render, report, tables
-from jax_bwgemm.bench.run import RESULTS
+from jax_bwgemm.bench.machine import RESULTS
 
 BLOCK = re.compile(r"<!-- (?P<view>\w+) of (?P<name>\S+) -->\n(?:(?!<!-- ).*\n)*<!-- end -->")
 VIEWS: Mapping[str, Callable[[Path], list[str]]] = {

@@ -92,9 +92,8 @@ def _tile(decision: Decision) -> str:
 def main(seconds: float, shapes: Sequence[str] | None, path: Path | None, commit: str) -> int:
     if not seconds > 0:
         raise ValueError(f"`--power` requires seconds above 0, got {seconds}")
-    arch = gpu_arch("`--power`")
-    path = path or Path(__file__).parent / "results" / "power" / f"{arch.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arch = gpu_arch("`bench --power`")
+    path = machine.result_path(path, "power", arch.name)
     facts = machine.describe(commit)
     loads: list[Load] = []
     for case in map(Case.from_str, shapes or SHAPES):

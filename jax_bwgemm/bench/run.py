@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,7 +20,6 @@ from jax_bwgemm.bench.sustained import sustain
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.runtime import ffi
 
-RESULTS = Path(__file__).parent / "results"
 HANDLER_CALLS = 10_000
 HANDLER_SIZE = 256
 TRIALS = 3  # of each of a peer's configurations, before the rounds, to choose one

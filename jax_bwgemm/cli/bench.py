@@ -208,7 +208,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.merge and not args.json:
         raise ValueError("`--merge` requires a file for its result: pass --json OUT")
     if not args.json and not writes_none:
-        from jax_bwgemm.bench.run import RESULTS
+        from jax_bwgemm.bench.machine import RESULTS
 
         try:
             check_directory(RESULTS)
@@ -262,7 +262,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _path_of(args: argparse.Namespace, result: Any) -> Path:
-    from jax_bwgemm.bench.run import RESULTS
+    from jax_bwgemm.bench.machine import RESULTS
 
     name = f"random/{result.arch}-{args.seed}" if args.random else result.arch
     path: Path = args.json or RESULTS / f"{name}.json"

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jax_bwgemm
-from jax_bwgemm.bench import collectives, decode, layers, meshes, models, timing
+from jax_bwgemm.bench import candidates, collectives, decode, layers, meshes, models, timing
 from jax_bwgemm.facts.arch import ARCHS
 
 ROUNDS = timing.MIN_ROUNDS
@@ -26,8 +26,7 @@ def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("matmul", "mlp", "gated_mlp", "all_gather_matmul", "matmul_reduce_scatter"):
         monkeypatch.setattr(jax_bwgemm, name, functools.partial(quiet, getattr(jax_bwgemm, name)))
-    for module in (collectives, decode, layers, meshes, models):
-        monkeypatch.setattr(module, "target_arch", lambda device: ARCHS["h200"])
+    monkeypatch.setattr(candidates, "target_arch", lambda device: ARCHS["h200"])
     monkeypatch.setattr(timing, "rest", lambda us: None)
     monkeypatch.setattr(timing, "HOST_BATCH", 1)
 
@@ -50,7 +49,7 @@ def test_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_meshes_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="`--meshes` requires two Hopper or Blackwell GPUs, got"):
+    with pytest.raises(ValueError, match="`bench --meshes` requires at least 2 GPUs, got"):
         meshes.main(ROUNDS, None, "")
 
 
@@ -75,7 +74,7 @@ def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_collectives_want_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="`--collectives` requires two Hopper or Blackwell GPUs, got"):
+    with pytest.raises(ValueError, match="`bench --collectives` requires at least 2 GPUs, got"):
         collectives.main(ROUNDS, None, "")
 
 
@@ -147,8 +146,10 @@ def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("module", "flag"), [(models, "models"), (layers, "layers"), (decode, "decode")])
 def test_they_want_a_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, flag: str) -> None:
-    monkeypatch.setattr(module, "target_arch", lambda device: "there is none")
-    with pytest.raises(ValueError, match=f"`--{flag}` requires a Hopper or Blackwell GPU, got none: there is none"):
+    monkeypatch.setattr(candidates, "target_arch", lambda device: "there is none")
+    with pytest.raises(
+        ValueError, match=f"`bench --{flag}` requires a Hopper or Blackwell GPU, got none: there is none"
+    ):
         module.main(ROUNDS, None, "")
 
 

@@ -13,7 +13,6 @@ import pytest
 from bench_results import LARGE, LOADS, RESULT, ROOT, THIN, times
 
 from jax_bwgemm.bench import machine, render, report
-from jax_bwgemm.bench import run as bench
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
 
@@ -55,7 +54,7 @@ def test_an_unknown_or_missing_key_is_an_error(damage: Any, tmp_path: Path) -> N
 
 
 def test_committed_results_can_be_read() -> None:
-    for path in bench.RESULTS.glob("*.json"):
+    for path in machine.RESULTS.glob("*.json"):
         result = report.load(path)
         assert result.rows and result.arch in ARCHS
 

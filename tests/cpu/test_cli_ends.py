@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_bwgemm.bench import candidates
-from jax_bwgemm.bench import run as bench_run
+from jax_bwgemm.bench import candidates, machine
 from jax_bwgemm.cli import bench, build, doctor, emulate, explain
 from jax_bwgemm.cli.main import COMMANDS, main
 from jax_bwgemm.cli.outputs import check_directory, check_file
@@ -150,7 +149,7 @@ def test_what_cannot_be_written_is_said_before_the_work(text, place, monkeypatch
     works = [(bench, "_measure"), (bench, "_render"), (emulate, "_kernel"), (explain, "_product"), (build, "_targets")]
     for module, name in works:
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("worked"))
-    monkeypatch.setattr(bench_run, "RESULTS", Path("/proc/results"))
+    monkeypatch.setattr(machine, "RESULTS", Path("/proc/results"))
     assert main(text.format(place).split()) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and place in error
@@ -158,7 +157,7 @@ def test_what_cannot_be_written_is_said_before_the_work(text, place, monkeypatch
 
 def test_results_that_have_no_place(monkeypatch, capsys) -> None:
     """As of an installation that nobody can write to."""
-    monkeypatch.setattr(bench_run, "RESULTS", Path("/proc/results"))
+    monkeypatch.setattr(machine, "RESULTS", Path("/proc/results"))
     assert main(["bench"]) == 2
     error = capsys.readouterr().err
     assert "`bench` requires a place for its results, got" in error and error.endswith(": pass --json OUT\n")

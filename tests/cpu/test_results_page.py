@@ -13,7 +13,7 @@ from pages import DOCS, ROOT
 
 from jax_bwgemm.bench import page, report, tables
 from jax_bwgemm.bench.fit import load
-from jax_bwgemm.bench.run import RESULTS
+from jax_bwgemm.bench.machine import RESULTS
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.problem import Problem

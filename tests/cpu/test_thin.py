@@ -10,7 +10,7 @@ import pytest
 from pages import DOCS
 
 from jax_bwgemm.bench.fit import load
-from jax_bwgemm.bench.run import RESULTS
+from jax_bwgemm.bench.machine import RESULTS
 from jax_bwgemm.facts import thin
 from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain

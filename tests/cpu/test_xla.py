@@ -15,7 +15,7 @@ import pytest
 
 from jax_bwgemm.bench import calibrate_xla, report
 from jax_bwgemm.bench.cases import Case
-from jax_bwgemm.bench.run import RESULTS
+from jax_bwgemm.bench.machine import RESULTS
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain
