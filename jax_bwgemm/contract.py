@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -104,7 +105,16 @@ def why_not_ours(problem: Problem, precision: Any) -> str | None:
 def refuse(settings: Config, problem: Problem, reason: str) -> None:
     """Before anything is traced: a product that is XLA's on any device. Of what JAX makes of it later, such as its
     gradients, nothing is noted."""
+    made = record.Product(str(problem), reason=reason, flops=problem.flops, min_bytes=problem.min_bytes)
+    _leave(made, settings.on_fallback, settings.why_aloud(reason))
+
+
+def leave(policy: str, what: str, reason: str) -> None:
+    """To XLA, while it is traced: what belongs to a product, such as its epilogue, or would be one, such as an einsum."""
+    _leave(record.Product(what, reason=reason, is_beside=True), policy, reason)
+
+
+def _leave(made: record.Product, policy: str, reason: str) -> None:
     name, line = caller()
-    own: Any = {"where": f"{os.path.basename(name)}:{line}", "flops": problem.flops, "min_bytes": problem.min_bytes}
-    record.note(record.Product(str(problem), reason=reason, **own))
-    report_fallback(settings.on_fallback, str(problem), settings.why_aloud(reason))
+    record.note(dataclasses.replace(made, where=f"{os.path.basename(name)}:{line}"))
+    report_fallback(policy, made.problem, reason)

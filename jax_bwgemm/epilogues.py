@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_bwgemm.contract import contract
+from jax_bwgemm.contract import contract, leave
 from jax_bwgemm.facts.contraction import of_matmul
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.functions import traced
 from jax_bwgemm.ops.reference import round_to, sums_dtype
 from jax_bwgemm.ops.shape_rules import check_real, matmul_shape
 from jax_bwgemm.runtime import record
-from jax_bwgemm.runtime.config import Config, report_fallback
+from jax_bwgemm.runtime.config import Config
 
 Array = jax.Array
 
@@ -60,7 +60,7 @@ def matmul_with(
     found = function.bound(contraction) if wide == jnp.float32 else f"it is computed in {wide}"
     if isinstance(found, str):
         name = getattr(epilogue, "__name__", type(epilogue).__name__)
-        report_fallback(settings.on_fallback, f"the epilogue {name} of a product of {out_dtype}{list(shape)}", found)
+        leave(settings.on_fallback, f"the epilogue {name} of a product of {out_dtype}{list(shape)}", found)
         leaves = jax.tree.leaves(epilogue(product(), *(x.astype(wide) for x in values)))
         rounded = [round_to(x, out_dtype) if i in function.matrices else x for i, x in enumerate(leaves)]
         return jax.tree.unflatten(function.tree, rounded)

@@ -87,7 +87,8 @@ class Explanation:
 @dataclasses.dataclass(frozen=True)
 class FunctionExplanation:
     """The products of a function, in the order in which they are lowered; one in the body of a loop counts once, as in
-    XLA's cost analysis. Of a program over a mesh they are those of all devices together.
+    XLA's cost analysis. Of a program over a mesh they are those of all devices together. Among them, with `is_beside`,
+    stands what else is left to XLA: an epilogue that no kernel has, an einsum that is no product.
 
     `flops`: of all products, XLA's too, two for each pair of elements that are multiplied. `min_bytes`: of device
     memory, if each of them reads every operand once and writes every result once. Of symbolic sizes both are symbols.
@@ -107,7 +108,8 @@ class FunctionExplanation:
     def __str__(self) -> str:
         total = sum(product.us for product in self.products)
         num = sum(product.kernel is not None for product in self.products)
-        lines = [f"products: {len(self.products)}, {num} of them by our kernels, predicted to take {total:.1f} us"]
+        num_all = sum(not product.is_beside for product in self.products)
+        lines = [f"products: {num_all}, {num} of them by our kernels, predicted to take {total:.1f} us"]
         lines[0] += f" ({_scaled(self.flops, 'G', 1e9)}FLOP, {_scaled(self.min_bytes, 'M', 1e6)}B)"
         if self.deterministic == "batch":
             lines[0] += ', under deterministic="batch", which holds for these'

@@ -18,14 +18,14 @@ from flax import linen as nn
 from flax import nnx
 from jax import lax
 
-from jax_bwgemm.contract import contract
+from jax_bwgemm.contract import contract, leave
 from jax_bwgemm.dot_general import canonical_dot
 from jax_bwgemm.facts.contraction import Contraction, of_dot_general
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.mlp import gated_mlp, mlp
 from jax_bwgemm.ops.functions import Bound, traced
 from jax_bwgemm.ops.reference import OPS
-from jax_bwgemm.runtime.config import current, report_fallback
+from jax_bwgemm.runtime.config import current
 
 Array = jax.Array
 Activation = str | Callable[[Array], Array] | None
@@ -110,7 +110,7 @@ def einsum(
     contraction = _contraction(subscripts, lhs, rhs)
     if isinstance(contraction, str):
         what = f"the einsum {subscripts} of {lhs.dtype}{list(lhs.shape)} and {rhs.dtype}{list(rhs.shape)}"
-        report_fallback(current().on_fallback, what, contraction)
+        leave(current().on_fallback, what, contraction)
         return dot(lhs, rhs)
     return Product(lhs, rhs, contraction, result, precision, out_sharding)
 
@@ -153,7 +153,7 @@ def finished(product: Product | Array, activation: Activation = None, residual: 
             )[0]
         what = f"the activation {getattr(activation, '__name__', type(activation).__name__)} of a product of "
         what += f"{product.result.dtype}{list(product.result.shape)}"
-        report_fallback(current().on_fallback, what, found)
+        leave(current().on_fallback, what, found)
     out = finished(product) if isinstance(product, Product) else product
     act = OPS[name] if name else activation
     out = act(out) if callable(act) else out

@@ -21,7 +21,9 @@ class Product:
     """One product of a lowered program. `kernel` is None if it is XLA's; `reason` says why, or why XLA has the
     epilogue. `us` is the predicted or measured time of the kernel, with the passes that `notes` name; 0 for XLA's.
     `where` is the user's line, "file:line". `flops`: two for each pair of elements that are multiplied; `min_bytes`: of
-    device memory, if every operand is read once and every result written once. 0 where nobody asks."""
+    device memory, if every operand is read once and every result written once. 0 where nobody asks.
+
+    What `is_beside` a product is none: an epilogue, or an einsum of another kind, that is XLA's; `problem` names it."""
 
     problem: str
     kernel: str | None = None
@@ -31,11 +33,12 @@ class Product:
     where: str = ""
     flops: int = 0
     min_bytes: int = 0
+    is_beside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """How often each kernel was lowered, and each product that is XLA's, with its reason. A product in the body of a
+    """How often each kernel was lowered, and each product, or epilogue of one, that is XLA's, with its reason. A product in the body of a
     loop, or of a function that is lowered once, counts once; compiling for another shape counts again. What is XLA's on
     any device counts where it is traced, without its gradients."""
 
@@ -45,7 +48,7 @@ class Stats:
     def __str__(self) -> str:
         lines = [f"{sum(self.kernels.values())} kernels lowered"]
         lines += [f"  {num:4} {name}" for name, num in sorted(self.kernels.items())]
-        lines += [f"{sum(self.fallbacks.values())} products left to XLA"]
+        lines += [f"{sum(self.fallbacks.values())} products and epilogues left to XLA"]
         return "\n".join(lines + [f"  {num:4} {name}" for name, num in sorted(self.fallbacks.items())])
 
 
@@ -115,7 +118,7 @@ def stats(reset: bool = False) -> Stats:
       reset: whether to count from zero from now on.
 
     Returns:
-      A `Stats`: print it. `kernels` counts each kernel by its name, `fallbacks` each "product: reason" of XLA's.
+      A `Stats`: print it. `kernels` counts each kernel by its name, `fallbacks` each "product: reason", or epilogue, of XLA's.
 
     Example:
       >>> jax_bwgemm.stats().kernels

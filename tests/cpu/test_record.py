@@ -235,3 +235,22 @@ def test_a_policy_without_batches_computes_these_again() -> None:
     q = jnp.ones((4, 8, 16), BF16)
     jaxpr = jax.make_jaxpr(jax.grad(jax.checkpoint(scores, policy=policy), (0, 1)))(q, q)
     assert str(jaxpr).count("matmul[") == 4
+
+
+def test_an_epilogue_that_is_xlas_is_said_and_counted() -> None:
+    """Beside its product, of which it is no second one."""
+
+    def f(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax_bwgemm.matmul(a, b, epilogue=jnp.sin, on_fallback="ignore")  # the sine
+
+    operands = struct(512, 512), struct(512, 512)
+    found = jax_bwgemm.explain(f, *operands, device="h200")
+    (beside, made) = found.products
+    assert (beside.is_beside, beside.kernel, beside.flops) == (True, None, 0)
+    assert beside.where.endswith(f":{line_of('the sine')}") and made.kernel is not None
+    first, second, _ = str(found).splitlines()
+    assert first.startswith("products: 1, 1 of them by our kernels")
+    assert "the epilogue sin of a product of bfloat16[512, 512]: XLA's, because `sin` is no operation" in second
+    jax.jit(f).trace(*operands)
+    (told,) = jax_bwgemm.stats().fallbacks
+    assert told.startswith("the epilogue sin of a product") and "`sin` is no operation" in told
