@@ -110,7 +110,7 @@ def refuse(settings: Config, problem: Problem, reason: str) -> None:
 
 
 def leave(policy: str, what: str, reason: str) -> None:
-    """To XLA, while it is traced: what belongs to a product, such as its epilogue, or would be one, such as an einsum."""
+    """To XLA, while it is traced: what belongs to a product, as its epilogue does, or is none, as some einsums are."""
     _leave(record.Product(what, reason=reason, is_beside=True), policy, reason)
 
 

@@ -19,9 +19,11 @@ from jax_bwgemm.facts.resources import (
     column_halves,
     exchange_bytes,
     load_box,
+    loading_ctas,
     moves_of,
     num_stages,
     reads_a_from_registers,
+    sharing_ctas,
     stage_bytes,
     store_cols,
     swizzle_atom_bytes,
@@ -273,7 +275,8 @@ def _why_not_cluster(tile: Tile) -> str | None:
 
 
 def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arch) -> str | None:
-    """A multicast splits a box between the CTAs that share it: whole 8-row swizzle atoms each."""
+    """A multicast splits a box between CTAs that share it: whole 8-row swizzle atoms each. Where MMAs commit, kernels
+    are written for all of these; else some may load for all."""
     contiguous, other = load_box(tile, operand, major, in_dtype)
     if contiguous * DTYPE_BYTES[in_dtype] < 32:
         return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
@@ -282,6 +285,10 @@ def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arc
     if other % 8 or other == 0:
         rule = "a multiple of 8 rows for each CTA that loads a part of it"
         return f"operand {operand} requires {rule}, got {other} in {tile}"
+    loading, sharing = loading_ctas(tile, operand, major), sharing_ctas(tile, operand)
+    if loading < sharing and arch.family.commits:
+        rule = f"a multiple of 8 rows for each of the {sharing} CTAs that share it on {arch.target}"
+        return f"operand {operand} requires {rule}, got {loading * other} in {tile}"
     return None
 
 

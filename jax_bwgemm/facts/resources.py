@@ -180,17 +180,30 @@ def direct_smem_bytes(tile: Tile, in_dtype: str, out_dtype: str, target: str, st
 
 
 def load_box(tile: Tile, operand: str, major: str, in_dtype: str) -> tuple[int, int]:
-    """(contiguous, other) elements of one TMA load of operand "a" or of a "b"; CTAs that share it each load a part.
+    """(contiguous, other) elements of one TMA load of operand "a" or of a "b"; of CTAs that share it, `loading_ctas`
+    each load a part.
 
     k-major: a swizzle span of k by as many rows as lie together (those of the other half of a pair lie between its MMA
     tiles); else a span of rows (several boxes a stage) by the stage's k.
     """
-    a_rows = tile.cta_m if tile.cta_group == 1 else tile.mma_m // 2
-    rows = a_rows if operand == "a" else tile.out_n if tile.gated else tile.load_n
-    sharing = sharing_ctas(tile, operand)
+    rows, loading = _rows_together(tile, operand), loading_ctas(tile, operand, major)
     if major == "k":
-        return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype], rows // sharing
-    return _span_bytes(rows * DTYPE_BYTES[in_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[in_dtype], tile.k_tile // sharing
+        return SWIZZLE_BYTES // DTYPE_BYTES[in_dtype], rows // loading
+    return _span_bytes(rows * DTYPE_BYTES[in_dtype], SWIZZLE_BYTES) // DTYPE_BYTES[in_dtype], tile.k_tile // loading
+
+
+def _rows_together(tile: Tile, operand: str) -> int:
+    a_rows = tile.cta_m if tile.cta_group == 1 else tile.mma_m // 2
+    return a_rows if operand == "a" else tile.out_n if tile.gated else tile.load_n
+
+
+def loading_ctas(tile: Tile, operand: str, major: str) -> int:
+    """Of the CTAs that share "a" or "b", those that load a part of it for all: each of them; or where that is no whole
+    8-row swizzle atoms of a k-major operand, every second or fourth of so many, as of 80 rows two of four."""
+    num, rows = sharing_ctas(tile, operand), _rows_together(tile, operand)
+    while major == "k" and num > 2 and rows % (8 * num):
+        num //= 2
+    return num
 
 
 def sharing_ctas(tile: Tile, operand: str) -> int:

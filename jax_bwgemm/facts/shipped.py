@@ -54,7 +54,6 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=2, cluster_n=4, pingpong=True),
     Tile(128, 160, cluster_m=4, cluster_n=2, stream_k=True),
-    Tile(128, 128, cluster_m=4, cluster_n=2, stream_k=True),
     Tile(128, 192, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(64, 64, cluster_n=4, pingpong=True),
     Tile(64, 64, cluster_m=2, cluster_n=2, pingpong=True),
@@ -77,6 +76,9 @@ HOPPER_FURTHER = (
     Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 192, cluster_m=2, pingpong=True),
     Tile(192, 160, cluster_m=2),
+    Tile(64, 112, cluster_m=4, pingpong=True),
+    Tile(64, 192, cluster_m=4, stream_k=True),
+    Tile(128, 224, cluster_m=4),
 )  # for some shapes only
 # Tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
@@ -110,7 +112,6 @@ HOPPER_NARROW_FURTHER = (
     Tile(64, 32, cluster_k=8),
     Tile(64, 48, cluster_k=8),
     Tile(64, 32, cluster_m=4, pingpong=True),
-    Tile(128, 32, cluster_m=2, pingpong=True),
     Tile(128, 32, cluster_m=4, pingpong=True),
     Tile(64, 32, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 64, cluster_m=4, pingpong=True),
@@ -140,7 +141,6 @@ HOPPER_SWAPPED = (
     Tile(128, 96, cluster_m=4, pingpong=True),
     Tile(128, 112, cluster_m=2, cluster_n=2, pingpong=True),
     Tile(128, 128, cluster_m=2, cluster_n=2, pingpong=True),
-    Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True),
     Tile(64, 96, cluster_k=8),
     Tile(64, 96, cluster_m=4, cluster_n=2, pingpong=True),
     Tile(128, 96, cluster_m=4, cluster_n=2, pingpong=True),
@@ -169,6 +169,13 @@ HOPPER_SWAPPED = (
     Tile(128, 160, cluster_m=2, stream_k=True),
     Tile(128, 224, cluster_m=4),
     Tile(192, 128, cluster_m=4, cluster_n=2, stream_k=True),
+    Tile(64, 80, cluster_m=4, pingpong=True),
+    Tile(64, 80, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 112, cluster_m=4, stream_k=True),
+    Tile(64, 160, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 80, cluster_m=4, pingpong=True),
+    Tile(128, 112, cluster_m=4, pingpong=True),
+    Tile(128, 224, cluster_m=2),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),

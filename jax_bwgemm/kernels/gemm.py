@@ -13,7 +13,7 @@ from cutlass import Float32, cute
 from jax_bwgemm.facts.arch import arch_of
 from jax_bwgemm.facts.epilogue import Moves
 from jax_bwgemm.facts.problem import COARSE_DTYPES, INT8_DTYPES
-from jax_bwgemm.facts.resources import defers_store, num_stages, num_threads, reads_a_from_registers
+from jax_bwgemm.facts.resources import defers_store, loading_ctas, num_stages, num_threads, reads_a_from_registers
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.kernels import pipelines
@@ -29,7 +29,8 @@ class GemmFacts:
     """A variant as its kernel needs it.
 
     `full_bytes` complete a stage, `residual_bytes` the matrices' boxes of a place. `drains_stages`: shared memory must
-    live until all arrivals that empty a stage have come. Hopper: `a_in_registers`, whence wgmma takes A;
+    live until all arrivals that empty a stage have come. Hopper: `b_loaders`, of the CTAs that share B those that load
+    a part of it, the first of a column; `a_in_registers`, whence wgmma takes A;
     `defers_store`: a tile's rounded boxes leave during the next tile's main loop. `scalars`: roles of the epilogue's.
     `mirror`: of a symmetric tile, how its boxes leave for their mirror image, through the same buffers.
     """
@@ -40,6 +41,7 @@ class GemmFacts:
     acc_dtype: Any
     a_major: str
     b_major: str
+    b_loaders: int
     stages: int
     threads: int
     full_bytes: int
@@ -93,6 +95,7 @@ def facts_of(variant: Variant) -> GemmFacts:
         acc_dtype=ACC_DTYPES["int32" if variant.a_dtype in INT8_DTYPES else "float32"],
         a_major=variant.a_major,
         b_major=variant.b_major,
+        b_loaders=loading_ctas(tile, "b", variant.b_major),
         stages=num_stages(tile, variant.a_dtype, variant.out_dtype, arch, variant.moves),
         threads=num_threads(tile, variant.target, variant.moves),
         full_bytes=pipelines.full_bytes(tile, variant.a_dtype),

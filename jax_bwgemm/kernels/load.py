@@ -76,6 +76,9 @@ def keep_full(feeds: tuple[Feed, ...], ab: Any, facts: GemmFacts, walk: Walk, sp
                 if cutlass.const_expr(tile.gated and tile.cta_group == 2):
                     if walk.x % tile.cta_group == i:  # each CTA of a pair has the columns of one b
                         bs[i].fill(b_tiles[i], k_first + k_idx, state.index, barrier)
+                elif cutlass.const_expr(facts.b_loaders < tile.cluster_m // tile.cta_group):
+                    if walk.x < facts.b_loaders:  # the others get all from these
+                        bs[i].fill(b_tiles[i], k_first + k_idx, state.index, barrier)
                 else:
                     bs[i].fill(b_tiles[i], k_first + k_idx, state.index, barrier)
             state.advance()

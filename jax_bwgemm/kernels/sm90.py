@@ -87,7 +87,7 @@ def multiply_registers(warpgroups: int) -> int:
 
 
 def load_atom(operand: cute.Tensor, one_stage: Any, box: tuple[int, int], sharing: int) -> cute.CopyAtom:
-    """What A or B is loaded through, a part of each box by each of the CTAs that share it."""
+    """What A or B is loaded through, a part of each box by each of so many CTAs that share it."""
     op = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharing > 1 else cpasync.CopyBulkTensorTileG2SOp()
     return cpasync.make_tiled_tma_atom(op, operand, one_stage, box, num_multicast=sharing)[0]
 
@@ -139,7 +139,7 @@ class Sm90Gemm:
         a_smem = cute.slice_(self.wgmma.smem_layouts()[0], (None, None, 0))
         tma_a = load_atom(a, a_smem, (tile.cta_m, tile.k_tile), tile.cluster_n)
         b_box = (tile.out_n, tile.k_tile)
-        tma_bs = [load_atom(b, self.wgmma.b_stage_layout(), b_box, tile.cluster_m) for _ in range(tile.num_bs)]
+        tma_bs = [load_atom(b, self.wgmma.b_stage_layout(), b_box, facts.b_loaders) for _ in range(tile.num_bs)]
         matrices = [facts.boxes.load_atom(c) for _ in range(facts.moves.matrices)]
         maps = Maps(tma_a, tuple(tma_bs), facts.store_atoms(c), tuple(matrices))
         self.tma_boxes = maps.boxes(facts.boxes.store)
@@ -213,7 +213,7 @@ class Sm90Gemm:
     @cute.jit
     def load(self, params: Params, shared: Shared, walk: Walk) -> None:
         """The load warp: its part of A and B (all of it where no CTA shares it) into the stages."""
-        tile, maps = self.facts.tile, params.maps
+        tile, maps, loaders = self.facts.tile, params.maps, self.facts.b_loaders
         mA, mB, _ = self.facts.coordinate_tensors(params.sizes)
         gA = cute.local_tile(mA, (tile.cta_m, tile.k_tile), (None, None, None))  # (cta_m, k_tile, Mt, Kt, l)
         gB = cute.local_tile(mB, (tile.out_n, tile.k_tile), (None, None, None))  # (out_n, k_tile, Nt, Kt, l)
@@ -221,9 +221,10 @@ class Sm90Gemm:
         As, Ag = cpasync.tma_partition(
             maps.a, walk.y, cute.make_layout(tile.cluster_n), sA, cute.group_modes(gA, 0, 2)
         )  # (TMA, stage), (TMA, m tiles, k tiles, l)
-        sharing, columns = cute.make_layout(tile.cluster_m), cute.group_modes(gB, 0, 2)
+        parts, columns = cute.make_layout(loaders), cute.group_modes(gB, 0, 2)
+        part = walk.x % loaders if cutlass.const_expr(loaders < tile.cluster_m) else walk.x
         bs = [
-            cpasync.tma_partition(atom, walk.x, sharing, cute.group_modes(sB, 0, 2), columns)
+            cpasync.tma_partition(atom, part, parts, cute.group_modes(sB, 0, 2), columns)
             for atom, sB in zip(maps.b, self.wgmma.b_parts(shared.sB), strict=True)
         ]  # of each: (TMA, stage), (TMA, n tiles, k tiles, l)
         keep_full(feeds(params, walk, (As, Ag), bs), shared.ab, self.facts, walk, shared.split)

@@ -11,7 +11,9 @@ from jax_bwgemm.facts.resources import (
     WARPS_PER_WARPGROUP,
     column_halves,
     load_box,
+    loading_ctas,
     segments,
+    sharing_ctas,
     store_box,
     store_boxes,
     store_rows,
@@ -81,14 +83,15 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
 
 
 def load_rows(tile: Tile, problem: Problem, operand: str, torn: float) -> float:
-    """Of the boxes that one CTA loads of "a" or "b" for a k step, those beyond the edge, too; one that is read and does
-    not start on a line counts for `torn`."""
+    """Of the boxes that a CTA loads of "a" or "b" for a k step, those beyond the edge, too; one that is read and does
+    not start on a line counts for `torn`. Where only some CTAs load for those that share it, of one of these."""
     major, part = (problem.a_major, 0) if operand == "a" else (problem.b_major, 1)
     in_bytes = DTYPE_BYTES[problem.a_dtype]
     row_bytes = load_box(tile, operand, major, problem.a_dtype)[0] * in_bytes
     read = inside(tile, problem)[part] if major == "k" else 1.0
     lines = torn if is_torn(problem, operand) else 1.0
-    return fill_parts(tile, in_bytes)[part] / row_bytes * (1 + read * (lines - 1))
+    others = sharing_ctas(tile, operand) / loading_ctas(tile, operand, major)
+    return fill_parts(tile, in_bytes)[part] * others / row_bytes * (1 + read * (lines - 1))
 
 
 def step_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> float:

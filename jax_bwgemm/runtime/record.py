@@ -38,9 +38,9 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """How often each kernel was lowered, and each product, or epilogue of one, that is XLA's, with its reason. A product in the body of a
-    loop, or of a function that is lowered once, counts once; compiling for another shape counts again. What is XLA's on
-    any device counts where it is traced, without its gradients."""
+    """How often each kernel was lowered, and each product, or epilogue of one, that is XLA's, with its reason. A
+    product in the body of a loop, or of a function that is lowered once, counts once; compiling for another shape
+    counts again. What is XLA's on any device counts where it is traced, without its gradients."""
 
     kernels: dict[str, int]
     fallbacks: dict[str, int]
@@ -118,7 +118,8 @@ def stats(reset: bool = False) -> Stats:
       reset: whether to count from zero from now on.
 
     Returns:
-      A `Stats`: print it. `kernels` counts each kernel by its name, `fallbacks` each "product: reason", or epilogue, of XLA's.
+      A `Stats`: print it. `kernels` counts each kernel by its name, `fallbacks` each
+      "product: reason", or epilogue, of XLA's.
 
     Example:
       >>> jax_bwgemm.stats().kernels

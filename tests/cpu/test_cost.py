@@ -78,6 +78,7 @@ def test_rows_of_loads() -> None:
     assert load_rows(Tile(128, 96), LARGE, "b", 1.5) == 3 * 64  # spans of 64 bytes
     assert load_rows(Tile(128, 96), dataclasses.replace(LARGE, b_major="k"), "b", 1.5) == 96
     assert load_rows(Tile(128, 96, cluster_m=2), LARGE, "b", 1.5) == 3 * 64 / 2
+    assert load_rows(Tile(64, 80, cluster_m=4), dataclasses.replace(LARGE, b_major="k"), "b", 1.5) == 40  # by two
     assert load_rows(Tile(64, 64), Problem(8, 4096, 4104), "a", 1.5) == 56 + 8 * 1.5
     wide, c = Tile(64, 64), H200.constants
     rows = c.row_cycles * (64 + 64 * c.torn_lines)

@@ -10,6 +10,8 @@ import pytest
 from jax_bwgemm.facts import resources
 from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import Moves
+from jax_bwgemm.facts.legality import why_not
+from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.kernels import masks, pipelines
@@ -316,10 +318,27 @@ def test_segments_of_rows(tile: Tile, target: str, out_dtype: str, box: tuple[in
         (Tile(128, 144), "b", "n", (16, 64)),
         (Tile(192, 96, cluster_n=2), "a", "m", (64, 32)),
         (Tile(192, 96, cluster_n=2), "a", "k", (64, 96)),
+        (Tile(64, 96, cluster_m=4), "b", "k", (64, 24)),
+        (Tile(64, 80, cluster_m=4), "b", "k", (64, 40)),  # by two of the four: 20 rows are no whole swizzle atoms
+        (Tile(64, 112, cluster_m=8), "b", "k", (64, 56)),
+        (Tile(64, 80, cluster_m=4), "b", "n", (16, 16)),
     ],
 )
 def test_load_boxes(tile: Tile, operand: str, major: str, box: tuple[int, int]) -> None:
     assert resources.load_box(tile, operand, major, "bfloat16") == box
+
+
+def test_some_load_for_all() -> None:
+    """As many as whole swizzle atoms of 8 rows are dealt to alike."""
+    rows = {96: 4, 80: 2, 112: 2, 48: 2, 16: 2}
+    assert {n: resources.loading_ctas(Tile(64, n, cluster_m=4), "b", "k") for n in rows} == rows
+    assert resources.loading_ctas(Tile(64, 112, cluster_m=8), "b", "k") == 2
+    assert resources.loading_ctas(Tile(64, 80, cluster_m=4), "b", "n") == 4  # each has 16 of 64 k
+    assert resources.loading_ctas(Tile(64, 80), "b", "k") == 1
+    tile, problem = Tile(128, 48, cluster_m=4), Problem(512, 512, 512, b_major="k")
+    assert why_not(tile, problem, ARCHS["h200"]) is None
+    sentence = "operand b requires a multiple of 8 rows for each of the 4 CTAs that share it on sm_100f, got 48"
+    assert sentence in str(why_not(tile, problem, ARCHS["b200"]))
 
 
 def test_load_boxes_of_other_dtypes() -> None:

@@ -9,8 +9,8 @@ from jax_bwgemm.facts.variant import Variant
 from tests.emu.edits import At, Edit, change, number, operand
 
 
-def _variant(target: str, tile: Tile) -> Variant:
-    return Variant(target, "bfloat16", "bfloat16", "bfloat16", "k", "n", tile)
+def _variant(target: str, tile: Tile, b_major: str = "n") -> Variant:
+    return Variant(target, "bfloat16", "bfloat16", "bfloat16", "k", b_major, tile)
 
 
 KERNELS = {
@@ -20,8 +20,10 @@ KERNELS = {
     "few stages": _variant(
         "sm_90a", Tile(192, 96, cluster_m=2, cluster_n=2)
     ),  # released early, beside two store buffers
+    "two load": _variant("sm_90a", Tile(64, 112, cluster_m=4, pingpong=True), "k"),  # B, for four
 }
 PAIR, SINGLE, HOPPER, FEW_STAGES = ("pair",), ("single",), ("hopper",), ("few stages",)
+TWO_LOAD = ("two load",)
 BLACKWELL, CLUSTERS, ALL = PAIR + SINGLE, PAIR + HOPPER, PAIR + SINGLE + HOPPER
 
 

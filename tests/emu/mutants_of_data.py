@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.emu import sites
 from tests.emu.edits import At, change, drop, move, number, operand
-from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, FEW_STAGES, HOPPER, PAIR, Mutant, bits
+from tests.emu.mutant import ALL, BLACKWELL, CLUSTERS, FEW_STAGES, HOPPER, PAIR, TWO_LOAD, Mutant, bits
 
 TENSOR_MEMORY = [
     Mutant("TMEM is never freed", BLACKWELL, drop(At(sites.DEALLOC))),
@@ -71,6 +71,8 @@ LOADS = [
     Mutant("a load signals the stage after", ALL, change(At(sites.LOAD_A), r"\[(%r\d+)\], (%rd\d+);", r"[\1+8], \2;")),
     Mutant("a load is not aligned", ALL, change(At(sites.LOAD_A), r"\+1024", "+1040")),
     Mutant("every lane loads", ALL, drop(At("bra", before=sites.LOAD_A))),
+    Mutant("CTAs whose part is loaded for them load, too", TWO_LOAD, number(sites.LOADERS, lambda _: 3)),
+    Mutant("only one CTA loads its part for all", TWO_LOAD, number(sites.LOADERS, lambda _: 0)),
     Mutant("the odd CTA's load signals alone", PAIR, change(At(sites.LOAD_A), r"\.cta_group::2", "")),
 ]
 _WAIT_FOR_STAGE = r"wgmma\.wait_group.*1;"

@@ -31,6 +31,7 @@ RELEASE_STAGE, PUBLISH_ACC = At(COMMIT, after=MMA), At(COMMIT, before=ALLOC)
 RELEASE_ACC, TELL_PEER = At(ARRIVE, after=TMEM_LOAD), At(ARRIVE, before=DEALLOC)
 STAGE_MASK = At(r"or\.b32", before=r"cvt\.u16\.u32")
 ACC_MASK = At(r"mov\.b16", before=ALLOC)
+LOADERS = At(r"setp\.gt\.u32", before=r"multicast::cluster")  # the last that loads a part for others
 MULTICAST_MASK = At(r"mov\.b32", before=r"cvt\.u16\.u32")
 STORE_WAITS = At(WAIT_GROUP + r".*[1-9];")
 TILE_START_WAIT = AllButLast(WAIT_GROUP + r".*\s0;")  # the last one is the kernel's end

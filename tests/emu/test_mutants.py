@@ -30,6 +30,7 @@ CASES = {
     "single": Case(120, 392, 200),
     "hopper": Case(248, 776, 200),
     "few stages": Case(760, 384, 200),
+    "two load": Case(504, 216, 200, b_major="k"),
 }
 SCHEDULES = [Schedule(), Schedule.standard(0)[0], Schedule.standard(1)[4]]
 WRONG = "wrong-result"  # no rule is broken, only the numbers are wrong
@@ -63,6 +64,8 @@ CAUGHT = {
     "a commit names a third CTA": "out-of-bounds",
     "a multicast load leaves the peer out": "deadlock",
     "a multicast load names four CTAs": "out-of-bounds",
+    "CTAs whose part is loaded for them load, too": "barrier-misuse overwrite-in-flight",
+    "only one CTA loads its part for all": "deadlock",
     "store buffers are rewritten without a wait": "overwrite-in-flight",
     "one store too many stays in flight": "overwrite-in-flight",
     "no store buffer is waited for": "overwrite-in-flight",

@@ -10,7 +10,7 @@ from cutlass import cute
 
 from jax_bwgemm.facts.arch import arch_of, family_of
 from jax_bwgemm.facts.recipe import TensorMap, leaf_bytes, map_sources
-from jax_bwgemm.facts.resources import num_threads, sharing_ctas, smem_bytes, tmem_cols
+from jax_bwgemm.facts.resources import loading_ctas, num_threads, smem_bytes, tmem_cols
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, b_roles, buffers, places, tensor_maps
 from jax_bwgemm.kernels.aot.compiled import Compiled
@@ -125,7 +125,11 @@ def checked_maps(variant: Variant, dsl_boxes: tuple[tuple[int, ...], ...]) -> tu
     ours = {source: facts.box for source, facts in zip(map_sources(maps), maps, strict=True)}
     for i, source in enumerate(moved[: 1 + variant.tile.num_bs]):
         inner, outer, batch = ours[source]
-        ours[source] = (inner, outer * sharing_ctas(variant.tile, "b" if i else "a"), batch)
+        ours[source] = (
+            inner,
+            outer * loading_ctas(variant.tile, *(("b", variant.b_major) if i else ("a", variant.a_major))),
+            batch,
+        )
     theirs = dict(zip(moved, dsl_boxes, strict=True))
     if ours != theirs:
         raise RuntimeError(f"TMA requires boxes {ours} by parameter, got {theirs} from CuTeDSL")
