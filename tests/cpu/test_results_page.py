@@ -24,6 +24,7 @@ from jax_bwgemm.planner.xla import xla_us
 
 TEXT = (DOCS / "results.md").read_text()
 PAGE = TEXT.splitlines()
+LATER = 291801, 292201, 292301  # seeds of random products behind the largest sample of an H200
 Fields = dict[str, Any]
 
 
@@ -119,8 +120,9 @@ def test_readme_says_the_means() -> None:
     own = report.summary(found)
     assert f"Of {len(found)} random products that nobody tuned, XLA takes {own.to_default:.3f} times as long" in readme
     assert f"and {own.to_best:.3f} times with the best of three sets of flags" in readme
-    later = report.summary(report.load(RESULTS / "random/h200-291801.json").rows)
-    assert f"of {later.rows} others, later, {later.to_default:.3f} and {later.to_best:.3f} times" in readme
+    later = report.summary([row for seed in LATER for row in report.load(RESULTS / f"random/h200-{seed}.json").rows])
+    said = f"of {later.rows} others, later, {later.to_default:.3f} and {later.to_best:.3f} times"
+    assert said in readme, said
 
 
 def test_the_pictures_are_drawn_from_the_result(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_sanitized_kernels() -> None:
 
 
 def test_how_many_of_the_last_random_products_lose() -> None:
-    found = [row for seed in (291301, 291801) for row in report.load(RESULTS / f"random/h200-{seed}.json").rows]
+    found = [row for seed in (291301, *LATER) for row in report.load(RESULTS / f"random/h200-{seed}.json").rows]
     behind = sum(row.to_best < 0.95 for row in found)
     said = f"of the last {len(found)} XLA's best flags lead by more than 5 % on {behind}."
     assert said in " ".join(TEXT.split())
