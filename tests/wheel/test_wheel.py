@@ -29,7 +29,7 @@ if "JAX_BWGEMM_WHEELS" not in os.environ:
 ROOT = pathlib.Path(__file__).parents[2]
 WHEELS = ROOT / os.environ["JAX_BWGEMM_WHEELS"]
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
-MOST_BYTES = 10_000_000
+MOST_BYTES = 10_200_000  # some six thousand for each of the kernels
 GLIBC = (2, 28)
 TARGETS = ("sm_90a", "sm_100f", "sm_100a")
 OLDEST = re.search(r'"jax>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())[1]
@@ -70,12 +70,8 @@ def test_contents(machine):
         "__init__.py", "__main__.py", "_files.py", "_processes.py", "_version.py", "_lib/libjax_bwgemm_ffi.so"
     }  # fmt: skip
     listed = subprocess.run(["git", "ls-files", "jax_bwgemm"], cwd=ROOT, capture_output=True, text=True).stdout
-    sources = {
-        name
-        for name in listed.split()
-        if not name.startswith(tuple(f"jax_bwgemm/bench/results/{x}/" for x in ("orders", "random", "regret", "xla")))
-    }
-    assert len(sources) < len(listed.split())  # what the planner was fitted to is left out, for it is large
+    sources = {name for name in listed.split() if not name.startswith("jax_bwgemm/bench/results/")}
+    assert len(sources) < len(listed.split())  # what was measured is left out, for it is large
     assert {f"jax_bwgemm/{name}" for name in own - packs} - {"jax_bwgemm/_lib/libjax_bwgemm_ffi.so"} == sources
     assert "py.typed" in own and any(name.endswith("licenses/LICENSE") for name in names)
     kernels = {kernel["name"] for fields in manifests for kernel in (*fields["variants"], *fields["repacks"])}
