@@ -17,6 +17,9 @@ Timetable of a CTA (1 + W warpgroups, W = 1 to 3 consumers):
     summed     multiply -> residual   one lane of each warp of the     cp.async.bulk.wait_group.read in the residual
                                       warpgroup, fence                 warp, which then loads the next box there
 
+Where the rows of B cannot be dealt to all CTAs that share it, the first of a column load it for all (`b_loaders`); the
+others expect the same bytes, and empty their stages for the same ones.
+
 The load warp runs ahead into the next tile while the consumers store. Where registers hold the sums and a rounded
 result (`defers_store`), a tile is only rounded at its end, and its boxes leave one by one during the next tile's main
 loop: each behind the wgmmas of a stage, which run meanwhile; the rest after a main loop of fewer stages than boxes.
