@@ -15,8 +15,11 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot.catalog import catalogue
 
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
+ROOT = Path(__file__).parents[2]
+WORDS = ("none", "one", "two", "three", "four", "five", "six")
 A, B, C = (Variant("sm_90a", *("bfloat16",) * 3, "k", "n", Tile(64, n)) for n in (64, 128, 256))
 
 
@@ -77,3 +80,32 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "other.json").write_text("{}")
     assert main(["bench", "--spare", str(tmp_path / "other.json")]) != 0
     assert "requires a file that `--regret --json` wrote" in capsys.readouterr().err
+
+
+def test_what_the_tiles_gain_that_few_ctas_load_for_all() -> None:
+    """With those that came beside them: of random products, that of docs/hopper.md."""
+    tiles = {
+        "knn": "64x192 4x1_streamk, 128x224 4x1",
+        "kkn": "64x192 4x1_streamk, 64x112 4x1_pingpong",
+        "mnn": "64x192 4x1_streamk",
+        "mkm": "64x80 4x1_pingpong, 64x80 4x2_pingpong, 64x160 4x2_pingpong, 128x80 4x1_pingpong, "
+        "128x112 4x1_pingpong, 128x224 2x1",
+        "kkm": "64x80 4x2_pingpong, 64x112 4x1_streamk, 128x80 4x1_pingpong, 128x112 4x1_pingpong, "
+        "128x128 4x1_pingpong, 128x224 2x1",
+        "mnm": "128x224 2x1",
+    }
+    names = {
+        f"sm_90a_bf16_bf16_bf16_{majors}_{size}x64_cta1_cluster{ways}_identity"
+        for majors, text in tiles.items()
+        for size, ways in (tile.split() for tile in text.split(", "))
+    }
+    assert names <= {variant.name for variant in catalogue(["sm_90a"])}
+    arch, products = load(RESULTS / "h200_shared.json")
+    gains = []
+    for product in products:
+        times_us = spare.by_variant(spare.of_what_ships(product, arch.target), arch.target)
+        others, own = ([us for v, us in times_us.items() if (v.name in names) == is_new] for is_new in (False, True))
+        gains += [min(others) / min(own) - 1] if others and own and min(own) < min(others) else []
+    said = f"of the {len(products)} random ones of `bench/results/regret/h200_shared.json` {WORDS[len(gains)]} gain, "
+    said += f"{100 * min(gains):.0f} to {100 * max(gains):.0f} %"
+    assert said in " ".join((ROOT / "docs" / "hopper.md").read_text().split()), said
