@@ -275,8 +275,8 @@ def _why_not_cluster(tile: Tile) -> str | None:
 
 
 def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arch) -> str | None:
-    """A multicast splits a box between CTAs that share it: whole 8-row swizzle atoms each. Some load for all only of b,
-    and not where MMAs commit: so the kernels are written."""
+    """A multicast splits a box between CTAs that share it: whole 8-row swizzle atoms each. Where MMAs commit, kernels
+    are written for each CTA to load a part."""
     contiguous, other = load_box(tile, operand, major, in_dtype)
     if contiguous * DTYPE_BYTES[in_dtype] < 32:
         return f"operand {operand} requires {major}-major rows of 32 bytes a CTA, got {tile}"
@@ -286,7 +286,7 @@ def _why_not_load(tile: Tile, operand: str, major: str, in_dtype: str, arch: Arc
         rule = "a multiple of 8 rows for each CTA that loads a part of it"
         return f"operand {operand} requires {rule}, got {other} in {tile}"
     loading, sharing = loading_ctas(tile, operand, major), sharing_ctas(tile, operand)
-    if loading < sharing and (operand == "a" or arch.family.commits):
+    if loading < sharing and arch.family.commits:
         rule = f"a multiple of 8 rows for each of the {sharing} CTAs that share it on {arch.target}"
         return f"operand {operand} requires {rule}, got {loading * other} in {tile}"
     return None

@@ -199,9 +199,9 @@ def _rows_together(tile: Tile, operand: str) -> int:
 
 def loading_ctas(tile: Tile, operand: str, major: str) -> int:
     """Of the CTAs that share "a" or "b", those that load a part of it for all: each of them; or where that is no whole
-    8-row swizzle atoms of a k-major operand, every second or fourth of so many, as of 80 rows two of four."""
+    8-row swizzle atoms of a k-major b, every second or fourth of so many, as of 80 rows two of four."""
     num, rows = sharing_ctas(tile, operand), _rows_together(tile, operand)
-    while major == "k" and num > 2 and rows % (8 * num):
+    while operand == "b" and major == "k" and num > 2 and rows % (8 * num):
         num //= 2
     return num
 

@@ -339,7 +339,7 @@ def test_some_load_for_all() -> None:
     assert why_not(tile, problem, ARCHS["h200"]) is None
     sentence = "operand b requires a multiple of 8 rows for each of the 4 CTAs that share it on sm_100f, got 48"
     assert sentence in str(why_not(tile, problem, ARCHS["b200"]))
-    of_a = "operand a requires a multiple of 8 rows for each of the 16 CTAs that share it on sm_90a, got 64"
+    of_a = "operand a requires a multiple of 8 rows for each CTA that loads a part of it, got 4"
     assert of_a in str(why_not(Tile(64, 64, cluster_n=16), problem, ARCHS["h200"]))
 
 

@@ -123,13 +123,10 @@ def checked_maps(variant: Variant, dsl_boxes: tuple[tuple[int, ...], ...]) -> tu
     """Our own rule, checked against what CuTeDSL compiled in: boxes before a multicast splits them."""
     maps, moved = tensor_maps(variant), [source for source in _moved(variant) if source.startswith("tma")]
     ours = {source: facts.box for source, facts in zip(map_sources(maps), maps, strict=True)}
-    for i, source in enumerate(moved[: 1 + variant.tile.num_bs]):
+    operands = [("a", variant.a_major)] + [("b", variant.b_major)] * variant.tile.num_bs
+    for source, (operand, major) in zip(moved, operands, strict=False):  # results come after operands
         inner, outer, batch = ours[source]
-        ours[source] = (
-            inner,
-            outer * loading_ctas(variant.tile, *(("b", variant.b_major) if i else ("a", variant.a_major))),
-            batch,
-        )
+        ours[source] = (inner, outer * loading_ctas(variant.tile, operand, major), batch)
     theirs = dict(zip(moved, dsl_boxes, strict=True))
     if ours != theirs:
         raise RuntimeError(f"TMA requires boxes {ours} by parameter, got {theirs} from CuTeDSL")
