@@ -1,8 +1,8 @@
 """Packs: the cubins of one architecture, or their PTX, in one solid xz file, as an installation has them.
 
 `<name>.xz` holds all parts, one behind the other, compressed together; `<name>.json` says where each begins and ends,
-and its sha256. A pack is opened once, within the bounds that its index says; whoever needs a file, such as the
-launcher, gets a part as one. Knows no kernel.
+its size and its sha256. PTX lies there in `steps`, and is read as it was. A pack is opened once, within the bounds that
+its index says; whoever needs a file, such as the launcher, gets a part as one. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Any
 
 from jax_bwgemm import _files
 from jax_bwgemm._files import FileError, Stamp
+from jax_bwgemm.runtime.steps import from_steps, to_steps
 
-FORMAT = 1
+FORMAT = 2
 MOST_INDEX_BYTES = 2**24  # of 1050 parts: 2**18
 MOST_PACKED_BYTES = 2**26  # of 1050 cubins: 2**20
 MOST_BYTES = 2**28  # and opened: 2**25
@@ -39,20 +40,23 @@ _temporary: dict[int, Path] = {}  # by process: a fork makes its own
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Where the bytes of one name are in an opened pack."""
+    """Where one name's bytes are in an opened pack. `size` and `sha256` are theirs once they are read."""
 
     offset: int
     length: int
+    size: int
     sha256: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack:
-    """The index of a pack. `num_bytes` and `sha256` are of all parts together, and of the file as it is compressed."""
+    """The index of a pack. `num_bytes` and `sha256` are of all parts together, and of the file as it is compressed;
+    `in_steps`: all parts are texts in steps."""
 
     path: Path
     num_bytes: int
     sha256: str
+    in_steps: bool
     parts: Mapping[str, Part]
 
     @classmethod
@@ -75,6 +79,8 @@ class Pack:
         with _remedied(), _lock:  # opened once, whoever asks
             everything = _opened(self.path, _files.stamp(self.path), self.num_bytes)
         content = everything[part.offset : part.offset + part.length]
+        if self.in_steps:
+            content = from_steps(content.decode("utf-8", "replace")).encode()
         if (digest := hashlib.sha256(content).hexdigest()) != part.sha256:
             raise FileError(f"{name} in {self.path} requires sha256 {part.sha256}, got {digest}; {REMEDY}")
         return content
@@ -130,21 +136,24 @@ def directories() -> tuple[Path, ...]:
     return tuple(_directories)
 
 
-def write(directory: Path, name: str, parts: Mapping[str, bytes], unit_bytes: int = 1) -> None:
+def write(directory: Path, name: str, parts: Mapping[str, bytes], unit_bytes: int = 1, in_steps: bool = False) -> None:
     """Writes a pack, the index last. `unit_bytes`: 1 of text, 16 of Hopper's and Blackwell's instructions: where a byte
-    lies in its unit then says as much of it as the one before does. Parts that are alike pack best side by side."""
+    lies in its unit then says as much of it as the one before does. `in_steps`: of PTX. Parts that are alike pack best
+    side by side. ValueError for what steps cannot say."""
     # Imported where packs are opened or written: some Pythons are built without it.
     import lzma
 
-    everything, position_bits = b"".join(parts.values()), unit_bytes.bit_length() - 1
+    packed_parts = [to_steps(x.decode()).encode() if in_steps else x for x in parts.values()]
+    everything, position_bits = b"".join(packed_parts), unit_bytes.bit_length() - 1
     context = {"lc": 4 - position_bits, "lp": position_bits, "pb": position_bits}  # lc + lp are at most 4
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, **context}]
     packed = lzma.compress(everything, filters=filters)
     index, offset = [], 0
-    for part, content in parts.items():
-        index.append([part, offset, len(content), hashlib.sha256(content).hexdigest()])
-        offset += len(content)
-    fields = {"format": FORMAT, "bytes": offset, "sha256": hashlib.sha256(packed).hexdigest(), "parts": index}
+    for (part, content), own in zip(parts.items(), packed_parts, strict=True):
+        index.append([part, offset, len(own), len(content), hashlib.sha256(content).hexdigest()])
+        offset += len(own)
+    facts = {"format": FORMAT, "bytes": offset, "sha256": hashlib.sha256(packed).hexdigest(), "in_steps": in_steps}
+    fields = facts | {"parts": index}
     _files.write_atomically(directory / f"{name}.xz", packed)
     _files.write_atomically(directory / f"{name}.json", (json.dumps(fields, indent=0) + "\n").encode())
 
@@ -156,8 +165,8 @@ def _load(path: Path, stamp: Stamp | None) -> Pack:
     try:
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']!r}")
-        parts = {name: Part(offset, length, sha256) for name, offset, length, sha256 in fields["parts"]}
-        pack = Pack(path.with_suffix(".xz"), fields["bytes"], fields["sha256"], parts)
+        parts = {name: Part(*where) for name, *where in fields["parts"]}
+        pack = Pack(path.with_suffix(".xz"), fields["bytes"], fields["sha256"], fields["in_steps"], parts)
         _check_types(pack)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
@@ -166,9 +175,10 @@ def _load(path: Path, stamp: Stamp | None) -> Pack:
 
 
 def _check_types(pack: Pack) -> None:
-    numbers: list[Any] = [pack.num_bytes, *(x for part in pack.parts.values() for x in (part.offset, part.length))]
+    numbers: list[Any] = [x for part in pack.parts.values() for x in (part.offset, part.length, part.size)]
     texts: list[Any] = [pack.sha256, *pack.parts, *(part.sha256 for part in pack.parts.values())]
-    if any(type(x) is not int or x < 0 for x in numbers) or any(type(x) is not str for x in texts):
+    are_numbers = all(type(x) is int and x >= 0 for x in (pack.num_bytes, *numbers))
+    if not are_numbers or any(type(x) is not str for x in texts) or type(pack.in_steps) is not bool:
         raise ValueError("a value of another type")
     if pack.num_bytes > MOST_BYTES or any(part.offset + part.length > pack.num_bytes for part in pack.parts.values()):
         raise ValueError(f"parts that end behind its {pack.num_bytes} bytes, of which {MOST_BYTES} are the most")
@@ -183,7 +193,7 @@ def _holds(path: Path, is_gzip: bool, part: Part) -> bool:
     """Whether a file is the part that it is named after."""
     read: Callable[[Path, int], bytes] = _files.read_gzip if is_gzip else _files.read_bytes
     try:
-        return hashlib.sha256(read(path, max(part.length, 2**10))).hexdigest() == part.sha256
+        return hashlib.sha256(read(path, max(part.size, 2**10))).hexdigest() == part.sha256
     except FileError:
         return False
 

@@ -30,10 +30,12 @@ from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.repack import Repack
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
+from jax_bwgemm.kernels.aot.catalog import catalogue
 from jax_bwgemm.kernels.aot.pack import pack
 from jax_bwgemm.runtime import artifacts, packs
 from jax_bwgemm.runtime.artifacts import Entry, ManifestError, write_manifest
 from jax_bwgemm.runtime.packs import Pack
+from jax_bwgemm.runtime.steps import from_steps, to_steps
 
 HOPPER = Variant("sm_90a", *["bfloat16"] * 3, "k", "n", Tile(128, 256, cluster_m=2))
 OTHER = Variant("sm_90a", *["float16"] * 3, "k", "n", Tile(128, 128))
@@ -43,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ptx_of(name: str) -> bytes:
-    return f"// {name}\n".encode() * 50
+    return f"// {name}\n".encode() * 50 + b"".join(b"add.s32 %%r%d, %%r%d, %%rd1;\n" % (i + 1, i) for i in range(90))
 
 
 def built(directory: Path, *kernels: Variant | Repack) -> Path:
@@ -178,14 +180,15 @@ def repacked(packed: Path, content: bytes) -> None:
     [
         (lambda fields, part: part.__setitem__(1, part[1] - 1), "requires sha256"),
         (lambda fields, part: part.__setitem__(2, part[2] - 1), "requires sha256"),
-        (lambda fields, part: part.__setitem__(1, -1), "requires the index of a pack of format 1, got ValueError"),
+        (lambda fields, part: part.__setitem__(1, -1), "requires the index of a pack of format 2, got ValueError"),
         (lambda fields, part: part.__setitem__(2, 10**9), "parts that end behind its"),
-        (lambda fields, part: part.__setitem__(3, "0" * 64), "requires sha256"),
+        (lambda fields, part: part.__setitem__(4, "0" * 64), "requires sha256"),
         (lambda fields, part: part.__setitem__(1, True), "a value of another type"),
         (lambda fields, part: part.append(0), "requires the index of a pack"),
         (lambda fields, part: fields.update(bytes=packs.MOST_BYTES + 1), "are the most"),
         (lambda fields, part: fields.update(bytes=fields["bytes"] + 1), "bytes inside and nothing behind, got less"),
-        (lambda fields, part: fields.update(format=2), "requires the index of a pack of format 1"),
+        (lambda fields, part: fields.update(in_steps=1), "a value of another type"),
+        (lambda fields, part: fields.update(format=1), "requires the index of a pack of format 2"),
         (lambda fields, part: fields.update(sha256="0" * 64), "requires sha256 0000"),
         (lambda fields, part: fields["parts"].remove(part), f"requires a part {HOPPER.name}, as its manifest says"),
     ],
@@ -195,6 +198,30 @@ def test_an_index_that_lies_is_a_reason(change, sentence, packed):
     reason = artifacts.ready(HOPPER)
     assert isinstance(reason, str) and sentence in reason and packs.REMEDY in reason
     assert artifacts.verify_pack(packed, "sm_90a") != []
+
+
+def test_ptx_lies_there_in_steps_and_is_read_as_it_was(packed):
+    """By the index, which the digest of what was read confirms."""
+    fields = json.loads((packed / "sm_90a.ptx.json").read_text())
+    assert fields["in_steps"] and not json.loads((packed / "sm_90a.cubin.json").read_text())["in_steps"]
+    opened = lzma.decompress((packed / "sm_90a.ptx.xz").read_bytes())
+    assert b"add.s32 %r~2, %r~-1, %rd~0;\n" * 9 in opened and b"%r90" not in opened
+    own = Pack.load(packed, "sm_90a.ptx")
+    assert own.read(HOPPER.name) == ptx_of(HOPPER.name) and own.parts[HOPPER.name].size == len(ptx_of(HOPPER.name))
+
+
+@pytest.mark.parametrize("text", ["%r07", "%r1 %r~1", "$L__BB0_00"])
+def test_steps_refuse_what_they_would_not_give_back(text):
+    with pytest.raises(ValueError, match="steps require a text without them"):
+        to_steps(text)
+
+
+def test_steps_of_kernels_that_ship():
+    """They give back the PTX, and pack to less than three quarters of it: of all kernels, to some three fifths."""
+    texts = [gzip.decompress(Path(artifacts.find_ptx(x)).read_bytes()).decode() for x in catalogue(["sm_90a"])[:200:4]]
+    steps = [to_steps(text) for text in texts]
+    assert [from_steps(text) for text in steps] == texts
+    assert len(lzma.compress("".join(steps).encode())) < 3 / 4 * len(lzma.compress("".join(texts).encode()))
 
 
 @pytest.mark.long

@@ -47,7 +47,8 @@ def pack(source: Path, out: Path) -> dict[str, int]:
         if entries:
             for suffix, name in PACKS.items():
                 parts = {entry.name: _content(source, entry.name, suffix) for entry in entries}
-                packs.write(out, name.format(target), parts, INSTRUCTION_BYTES if suffix == CUBIN else 1)
+                is_code = suffix == CUBIN
+                packs.write(out, name.format(target), parts, INSTRUCTION_BYTES if is_code else 1, not is_code)
             write_manifest(out, entries, manifest.cutlass_dsl, PACKED_MANIFEST.format(target))
         else:
             _remove(out, target)
