@@ -9,12 +9,14 @@ from jax_bwgemm.planner.xla import KINDS, kind_of, xla_us
 
 # Times what is predicted of our kernels. They were timed several launches in a row (bench/candidates), and behind
 # others, as XLA's are, half of the short and uneven products take over 1.05 times that, a tenth over 1.16; what is
-# close beyond that is XLA's, since it is what the user would have had. Others take 1.02 times as long, and what is
-# close is ours: 1.05 would leave over a third of models' layers to XLA, and gain nothing (tests/cpu/test_xla.py). Of
-# long ones few were learned from, most of them on H100s, and of an H200 some 3 % less is expected than XLA takes: a
-# gradient of an MLP took longer where two of its products were left to it (docs/results.md, "Meshes").
-SHORT_ROW, ROW, LONG_ROW = 1.12, 0.98, 0.92
-LONG_US = 150.0  # of the roofline
+# close beyond that is XLA's, since it is what the user would have had. Of those that last longer, half take over 1.03
+# times that, and of 60 of nearly our time, timed by both, that loses least (an H200, by hand). Others take 1.02 times
+# as long, and what is close is ours: 1.05 would leave over a third of models' layers to XLA, and gain nothing
+# (tests/cpu/test_xla.py). Of long ones few were learned from, most of them on H100s, and of an H200 some 3 % less is
+# expected than XLA takes: a gradient of an MLP took longer where two of its products were left to it (docs/results.md,
+# "Meshes").
+BRIEF_ROW, SHORT_ROW, ROW, LONG_ROW = 1.12, 1.03, 0.98, 0.92
+BRIEF_US, LONG_US = 4.0, 150.0  # of our kernel; of the roofline
 
 
 def expected_us(problem: Problem, arch: Arch, is_known: bool = False) -> float | None:
@@ -31,9 +33,9 @@ def is_learned(problem: Problem) -> bool:
     return not KINDS[kind_of(problem)].alone
 
 
-def _row(problem: Problem, arch: Arch) -> float:
+def _row(problem: Problem, us: float, arch: Arch) -> float:
     if not is_learned(problem):
-        return SHORT_ROW
+        return BRIEF_ROW if us < BRIEF_US else SHORT_ROW
     return LONG_ROW if roofline_us(problem, arch) > LONG_US else ROW
 
 
@@ -42,7 +44,8 @@ def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> 
     xla = expected_us(problem, arch, is_known)
     if xla is None:
         return None
-    us = arch.constants.launch_us + _row(problem, arch) * (us - arch.constants.launch_us)
+    kernel_us = us - arch.constants.launch_us
+    us = arch.constants.launch_us + _row(problem, kernel_us, arch) * kernel_us
     if xla >= us:
         return None
     return (

@@ -17,15 +17,21 @@ H200 = by_name("h200")
 
 @pytest.fixture(autouse=True)
 def _takes_5_us(monkeypatch):
-    monkeypatch.setattr(sooner, "xla_us", lambda problem, arch: 5.0 + arch.constants.launch_us)
+    _takes(monkeypatch, 5.0)
 
 
-def test_it_is_compared_with_what_ours_takes_behind_others():
-    """A long product is left to it only if it is far ahead."""
+def _takes(monkeypatch, us):
+    monkeypatch.setattr(sooner, "xla_us", lambda problem, arch: us + arch.constants.launch_us)
+
+
+def test_it_is_compared_with_what_ours_takes_behind_others(monkeypatch):
+    """A long product is left to it only if it is far ahead; a short one sooner if it is brief."""
     launch_us, long = H200.constants.launch_us, Problem(4096, 4096, 8192)
-    rows = (Problem(256, 256, 32), 1.12), (Problem(256, 256, 320), 0.98), (long, 0.92)
-    for problem, row in rows:
-        for us, is_xlas in ((5.0 / row + 0.01, True), (5.0 / row - 0.01, False), (0.0, False)):
+    short = Problem(256, 256, 32)
+    rows = (short, 4.0, 1.12), (short, 5.0, 1.03), (Problem(256, 256, 320), 5.0, 0.98), (long, 5.0, 0.92)
+    for problem, xla_us, row in rows:
+        _takes(monkeypatch, xla_us)
+        for us, is_xlas in ((xla_us / row + 0.01, True), (xla_us / row - 0.01, False), (0.0, False)):
             assert (sooner.why_xla(problem, us + launch_us, H200) is not None) == is_xlas
 
 
