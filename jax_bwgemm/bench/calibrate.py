@@ -28,9 +28,10 @@ from jax_bwgemm.planner.streams import idle
 from jax_bwgemm.planner.trees import Trees
 
 FOLDS = 5
-NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 420, 16, 256, 30, 63
+NUM_TREES, DEPTH, LEAVES, LEAST_IN_LEAF, BINS = 420, 16, 400, 15, 63
 RATE, SAMPLE, FEATURE_SHARE = 0.06, 0.8, 0.5  # a tree's weight; the part of the kernels, and of features at a node
 SHARPNESS, SLOWEST = 4.0, 2.0  # of weights; times the best: of no account
+SHARED = 0.3  # of what all kernels of a product are off by, which no choice between them depends on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,7 @@ def grown(products: Sequence[Kernels], seed: int) -> list[forest.Tree]:
     """Trees as `Trees.of` takes them. ValueError without LightGBM."""
     slower = [product.wholes_us / product.wholes_us.min() for product in products]
     counts = [x <= SLOWEST for x in slower]
+    groups = np.repeat(np.arange(len(products)), [own.sum() for own in counts])
     rows, logs, weights = (
         np.concatenate([x[own] for x, own in zip(columns, counts, strict=True)])
         for columns in (
@@ -138,10 +140,10 @@ def grown(products: Sequence[Kernels], seed: int) -> list[forest.Tree]:
         )
     )
     wanted = {
-        "objective": "regression", "num_leaves": LEAVES, "max_depth": DEPTH, "min_data_in_leaf": LEAST_IN_LEAF,
+        "num_leaves": LEAVES, "max_depth": DEPTH, "min_data_in_leaf": LEAST_IN_LEAF,
         "max_bin": BINS, "learning_rate": RATE, "bagging_fraction": SAMPLE, "feature_fraction_bynode": FEATURE_SHARE,
     }  # fmt: skip
-    return forest.grown(rows, logs, weights, wanted, NUM_TREES, seed, "--calibrate")
+    return forest.grown(rows, logs, weights, wanted, NUM_TREES, seed, "--calibrate", groups, SHARED)
 
 
 def text(found: Calibration, files: dict[str, int], seed: int) -> str:
