@@ -74,8 +74,9 @@ def asked_majors(text: str) -> list[str]:
 def operand_barriers(text: str) -> int:
     """Those that are not behind one of our custom calls, for its result."""
     results = [line.split(" = ")[0].strip() for line in text.splitlines() if "@jax_bwgemm_matmul_v2" in line]
+    names = {result.partition(":")[0] for result in results}  # %4:2, with a workspace, which is %4#0 and %4#1
     barriers = [line.split("optimization_barrier")[1] for line in text.splitlines() if "optimization_barrier" in line]
-    return sum(barrier.split(" : ")[0].strip() not in results for barrier in barriers)
+    return sum(barrier.split(" : ")[0].strip().partition("#")[0] not in names for barrier in barriers)
 
 
 def struct(*shape, dtype=BF16):
