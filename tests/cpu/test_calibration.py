@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jax_bwgemm.bench
-from jax_bwgemm.bench import calibrate, regret, spare
+from jax_bwgemm.bench import calibrate, forest, regret, spare
 from jax_bwgemm.bench.fit import Measured, load, lost_by
 from jax_bwgemm.cli import explain_choices
 from jax_bwgemm.facts.arch import Arch, by_name
@@ -368,6 +368,22 @@ def test_kernels_of_before_count_half() -> None:
     assert f"with three times, of {fitted[name]} of an H200, {many} of them of many matrices (`{name}`)" in page
     assert said in page, said
     assert f"with five times, of {sum(fitted[x] for x in latest):,} of an H200 (`{'`, `'.join(latest)}`)" in page
+
+
+def test_what_all_kernels_of_a_product_are_off_by_may_count_less() -> None:
+    """Of two products of three and two kernels: with nothing of it, a product's labels may all be others."""
+    rng = np.random.default_rng(0)
+    groups, found, logs, weights = np.array([0, 0, 0, 1, 1]), *rng.random((3, 5))
+
+    def slopes(labels: np.ndarray, shared: float) -> np.ndarray:
+        data = lightgbm.Dataset(np.zeros((5, 1)), labels, weight=weights).construct()
+        return forest._slopes(found, data, groups, shared)[0]
+
+    moved = logs + np.array([1.0, 1.0, 1.0, -2.0, -2.0])
+    np.testing.assert_allclose(slopes(moved, 0.0), slopes(logs, 0.0), atol=1e-5)
+    np.testing.assert_allclose(np.bincount(groups, slopes(logs, 0.0)), 0.0, atol=1e-6)
+    np.testing.assert_allclose(slopes(logs, 1.0), weights * (found - logs), atol=1e-6)
+    np.testing.assert_allclose(slopes(logs, 0.3), 0.7 * slopes(logs, 0.0) + 0.3 * slopes(logs, 1.0), atol=1e-6)
 
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
