@@ -217,7 +217,7 @@ def test_steps_refuse_what_they_would_not_give_back(text):
 
 
 def test_steps_of_kernels_that_ship():
-    """They give back the PTX, and pack to less than three quarters of it: of all kernels, to some three fifths."""
+    """They give back the PTX, and pack to less than three quarters of it: of all kernels, to little over half."""
     texts = [gzip.decompress(Path(artifacts.find_ptx(x)).read_bytes()).decode() for x in catalogue(["sm_90a"])[:200:4]]
     steps = [to_steps(text) for text in texts]
     assert [from_steps(text) for text in steps] == texts
