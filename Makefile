@@ -40,7 +40,7 @@ test-all: test
 	$(PYTEST) -m long
 
 # What a change waits for: of what takes longest a twelfth, another one with each commit (tests/shares.py). All of `.ci/run`
-# is to end within an hour on two cores, of which a slow hour's build alone takes 25 minutes, and `make test` 22.
+# is to end within an hour on two cores, of which a slow hour's build takes 25 minutes, and the short tests 22.
 SHARES := 12
 test-change: test
 	JAX_BWGEMM_SHARE=$$(git rev-list --count HEAD 2>/dev/null || echo 0)/$(SHARES) $(PYTEST) -m long

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-_KIND, _MOST = r"(%[a-z]+|\$L__BB\d+_)", "{1,9}"  # of registers, or of a function's labels; digits
+_KIND = r"(%[a-z]+|\$L__BB\d+_)"  # of registers, or of a function's labels
+_MOST = "{1,9}"  # digits, so that damage is another number, and no exception
 _NUMBER = re.compile(rf"{_KIND}(\d{_MOST})")  # %rd12, $L__BB0_7
 _STEP = re.compile(rf"{_KIND}~(-?\d{_MOST})")
 

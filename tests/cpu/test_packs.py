@@ -210,6 +210,13 @@ def test_ptx_lies_there_in_steps_and_is_read_as_it_was(packed):
     assert own.read(HOPPER.name) == ptx_of(HOPPER.name) and own.parts[HOPPER.name].size == len(ptx_of(HOPPER.name))
 
 
+def test_steps_that_are_taken_for_text_are_a_reason(packed):
+    path = packed / "sm_90a.ptx.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"in_steps": False}))
+    with pytest.raises(FileError, match=f"{HOPPER.name} in .* requires sha256"):
+        Pack.load(packed, "sm_90a.ptx").read(HOPPER.name)
+
+
 @pytest.mark.parametrize("text", ["%r07", "%r1 %r~1", "$L__BB0_00"])
 def test_steps_refuse_what_they_would_not_give_back(text):
     with pytest.raises(ValueError, match="steps require a text without them"):
