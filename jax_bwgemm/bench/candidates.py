@@ -47,12 +47,14 @@ Clock = Callable[[Problem, Sequence[Decision], Arch, int], Sequence[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """One product: what the planner would choose without these times, and the microseconds of every kernel at hand."""
+    """One product: what the planner would choose without these times, and the microseconds of every kernel at hand, and
+    of XLA, if that was timed, too."""
 
     problem: Problem
     modelled: Plan
     decisions: tuple[Decision, ...]
     times_us: tuple[float, ...]
+    xla_us: float | None = None
 
     @property
     def wholes_us(self) -> tuple[float, ...]:
@@ -79,7 +81,7 @@ class Timed:
     def record(self) -> Record:
         """For a table of times, as of now."""
         times = (Time(*self._text(i), us, self._cubin(i), self._order(i)) for i, us in enumerate(self.times_us))
-        return Record(key(self.problem), now(), tuple(sorted(times, key=lambda time: time.us)))
+        return Record(key(self.problem), now(), tuple(sorted(times, key=lambda time: time.us)), self.xla_us)
 
     def name(self, i: int) -> str:
         """The tile of kernel `i`, "swapped" behind it if it computes the transposed product."""

@@ -1,4 +1,4 @@
-"""The fastest of a product's kernels once more: in every order of tiles, and as a benchmark runs them.
+"""The fastest of a product's kernels once more: in every order of tiles, beside XLA, and as a benchmark runs them.
 
 `candidates` launches a kernel several times in a row, which tells many apart in little time. Alone behind a rest,
 kernels that are within a few per cent of each other may come in another order (seen on an H200). And some have a time
@@ -8,17 +8,19 @@ for each place in memory that their operands have, so they are given several (do
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from jax_bwgemm.bench import timing
-from jax_bwgemm.bench.candidates import Clock, Timed, num_copies, operands, program
+from jax_bwgemm.bench.candidates import Clock, Forms, Timed, num_copies, operands, program
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import cluster_tiles
-from jax_bwgemm.facts.problem import Problem
+from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.planner.order import GROUPS
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.runtime import artifacts, ffi
@@ -27,16 +29,19 @@ from jax_bwgemm.runtime.decision import Decision
 NEAR, MOST = 1.06, 4  # times the least time, and kernels: what is timed again
 PLACES = 3  # in memory: each kernel's time is the median of those that it has with operands there
 WORTH = 0.99  # of its time in the planner's order: a kernel has another one only for that
+XLA = Decision()  # no kernel of ours
 
 
 def refined(timed: Timed, arch: Arch, rounds: int, clock: Clock | None = None) -> Timed:
-    """With the times of the fastest kernels taken alone, each in its best order, and those of the others in proportion
-    to the fastest's."""
+    """With the times of the fastest kernels taken alone, each in its best order, and of XLA, if it computes the same;
+    and those of the others in proportion to the fastest's."""
     wholes_us = timed.wholes_us
     nearest = sorted(range(len(wholes_us)), key=wholes_us.__getitem__)[:MOST]
     near = [i for i in nearest if wholes_us[i] <= NEAR * min(wholes_us)]
     tried = [(i, own) for i in near for own in in_orders(timed.decisions[i])]
-    found_us = (clock or alone)(timed.problem, [own for _, own in tried], arch, rounds)
+    asked = [own for _, own in tried] + [XLA] * is_xlas(timed.problem)
+    of_all_us = (clock or alone)(timed.problem, asked, arch, rounds)
+    found_us, xlas_us = of_all_us[: len(tried)], of_all_us[len(tried) :]
     times_us, decisions = list(timed.times_us), list(timed.decisions)
     for i in near:
         (first_us, _), *others = [(us, own) for (j, own), us in zip(tried, found_us, strict=True) if j == i]
@@ -45,7 +50,15 @@ def refined(timed: Timed, arch: Arch, rounds: int, clock: Clock | None = None) -
             times_us[i], decisions[i] = best
     longer = times_us[nearest[0]] / timed.times_us[nearest[0]]
     times_us = [us if i in near else longer * us for i, us in enumerate(times_us)]
-    return dataclasses.replace(timed, decisions=tuple(decisions), times_us=tuple(times_us))
+    xla_us = next(iter(xlas_us), None)
+    return dataclasses.replace(timed, decisions=tuple(decisions), times_us=tuple(times_us), xla_us=xla_us)
+
+
+def is_xlas(problem: Problem) -> bool:
+    """Whether XLA computes the same, and nothing behind it: not bitwise symmetric results, and of 8-bit operands, and
+    of two dtypes, what it may widen first."""
+    is_plain = problem.epilogue.is_identity and not problem.symmetric and problem.c_major == "n"
+    return is_plain and problem.a_dtype == problem.b_dtype and DTYPE_BYTES[problem.a_dtype] > 1
 
 
 def in_orders(decision: Decision) -> list[Decision]:
@@ -60,14 +73,34 @@ def alone(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: i
     ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     places = [operands(problem, copies) for _ in range(PLACES)]
-    lowered = [jax.jit(program(problem, [own], copies, 1)).lower(*places[0]) for own in decisions]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    programs = [xlas(problem, copies) if own == XLA else program(problem, [own], copies, 1) for own in decisions]
+    lowered = [jax.jit(own).lower(*places[0]) for own in programs]
+    turn = timing.turn() if XLA in decisions else contextlib.nullcontext()  # which times kernels of its own
+    with turn, concurrent.futures.ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda own: own.compile(), lowered))
     found_us = []
     for values in places:
         measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
         found_us.append(timing.of_the_fastest(measures, max(1, rounds // PLACES)))
     return [statistics.median(own_us[str(i)] for own_us in found_us) for i in range(len(decisions))]
+
+
+def xlas(problem: Problem, copies: int) -> Callable[..., list[jax.Array]]:
+    """A function of `operands` that multiplies each copy as XLA does, of operands without padding."""
+    dtype = jnp.dtype(problem.out_dtype)
+
+    def matrix(x: jax.Array, flips: bool) -> jax.Array:
+        x = x[0] if problem.batch == 1 else x
+        return x.swapaxes(-1, -2) if flips else x
+
+    def multiply_all(a: Sequence[Forms], b: Sequence[Forms], rest: Sequence[jax.Array]) -> list[jax.Array]:
+        flips = problem.a_major == "m", problem.b_major == "k"
+        pairs = zip(a[:copies], b[:copies], strict=True)
+        return [
+            jnp.matmul(matrix(x[-1], flips[0]), matrix(y[-1], flips[1]), preferred_element_type=dtype) for x, y in pairs
+        ]
+
+    return multiply_all
 
 
 def orders(plan: Plan) -> dict[str, Plan]:

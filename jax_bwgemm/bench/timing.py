@@ -56,7 +56,7 @@ def of_the_fastest(measures: Mapping[str, Measure], rounds: int) -> dict[str, fl
     """Medians of `rounds` alternate measurements of each; of those that the first HEATS of them show to be slower than
     LEADING times the fastest, of these. No other process that takes turns measures meanwhile."""
     times: dict[str, list[float]] = {name: [] for name in measures}
-    with _turn():
+    with turn():
         for i in range(min(HEATS, rounds)):
             _take_round(measures, times, i)
         limit = LEADING * min(map(statistics.median, times.values()))
@@ -108,13 +108,18 @@ def take_turns(path: Path) -> None:
     _turn = functools.partial(_files.locked, path)
 
 
+def turn() -> contextlib.AbstractContextManager[object]:
+    """While nothing else of the processes that take turns may be at the GPU: XLA, too, times kernels as it compiles."""
+    return _turn()
+
+
 def kernel_times(function: Any, rounds: int, *args: Any, rests: bool = False) -> list[tuple[str, float]]:
     """(symbol, microseconds) of every kernel that `rounds` calls run; if it `rests`, the GPU does so behind each. Two
     calls before them are not measured.
 
     ValueError without CUPTI, of which a process has one user at a time.
     """
-    with _turn():
+    with turn():
         found = _kernel_times(function, rounds, args, rests)
     calls = found if rests or rounds > 1 else [found]
     return [(str(name), 1e3 * float(milliseconds)) for call in calls for name, milliseconds in call]

@@ -17,7 +17,7 @@ from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime.decision import kernels
 
 SLOWEST = 2.0  # times the least that is predicted of a product's kernels: what is to take longer is not timed
-HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses")
+HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses", "XLA's us")
 
 
 def main(shapes: Sequence[str] | None, rounds: int, path: Path | None, commit: str = "", num_processes: int = 1) -> int:
@@ -89,4 +89,5 @@ def line(timed: Timed) -> tuple[str, ...]:
         timed.name(model) if model != best else "the same",
         f"{timed.times_us[model]:.1f}",
         f"{100 * timed.regret:.1f} %",
+        "" if timed.xla_us is None else f"{timed.xla_us:.1f}",
     )

@@ -48,11 +48,13 @@ class Time:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The times of one problem's kernels, the fastest first. `problem` is its `key`, `date` the latest time's, UTC."""
+    """The times of one problem's kernels, the fastest first. `problem` is its `key`, `date` the latest time's, UTC.
+    `xla_us`: what XLA took by its default flags, timed as these were, if it was."""
 
     problem: str
     date: str
     times: tuple[Time, ...]
+    xla_us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +159,8 @@ def load(path: Path) -> Table:
 
 
 def merge(old: Table, new: Table) -> Table:
-    """Both tables' records. Of a problem in both, each kernel's newer time; all from the newer record where the two
-    timed different cubins, for times of different builds do not compare. ValueError for two archs."""
+    """Both tables' records. Of a problem in both, each kernel's newer time, and XLA's; all from the newer record where
+    the two timed different cubins, for times of different builds do not compare. ValueError for two archs."""
     if old.arch != new.arch:
         raise ValueError(f"a merge requires tables of one arch, got {old.arch} and {new.arch}")
     both = {name: _merged(old.records[name], record) for name, record in new.records.items() if name in old.records}
@@ -195,17 +197,20 @@ def _merged(one: Record, other: Record) -> Record:
         if timed.get((time.tile, time.swapped), time).cubin != time.cubin:
             return newer
         timed[time.tile, time.swapped] = time
-    return dataclasses.replace(newer, times=tuple(sorted(timed.values(), key=lambda time: time.us)))
+    times = tuple(sorted(timed.values(), key=lambda time: time.us))
+    return dataclasses.replace(newer, times=times, xla_us=newer.xla_us or older.xla_us)
 
 
 def _record(fields: Mapping[str, Any]) -> Record:
-    record = Record(fields["problem"], fields["date"], tuple(map(_time, fields["times"])))
+    record = Record(fields["problem"], fields["date"], tuple(map(_time, fields["times"])), fields.get("xla_us"))
     datetime.datetime.strptime(record.date, _DATE)
     if not _KEY.fullmatch(record.problem):
         raise ValueError(f"a problem requires the form of `measured.key`, got {record.problem!r}")
+    if record.xla_us is not None and not _is_time(record.xla_us):
+        raise ValueError(f"XLA's time requires microseconds, got {record.xla_us!r}")
     for time in record.times:
-        types = [type(value) for value in (time.tile, time.swapped, time.us, time.cubin)]
-        if types != [str, bool, float, str] or not 0 < time.us < math.inf or not _is_order(time.order):
+        types = [type(value) for value in (time.tile, time.swapped, time.cubin)]
+        if types != [str, bool, str] or not _is_time(time.us) or not _is_order(time.order):
             raise ValueError(
                 "a time requires a tile, whether it is swapped, microseconds, a cubin and, if it has one, an order of "
                 f"tiles, got {time}"
@@ -216,6 +221,10 @@ def _record(fields: Mapping[str, Any]) -> Record:
 def _time(values: Sequence[Any]) -> Time:
     tile, swapped, us, cubin, *order = values
     return Time(tile, swapped, us, cubin, *map(tuple, order))
+
+
+def _is_time(us: Any) -> bool:
+    return type(us) is float and 0 < us < math.inf
 
 
 def _is_order(order: tuple[Any, ...] | None) -> bool:
@@ -238,7 +247,8 @@ def _fields(record: Record) -> dict[str, Any]:
         [time.tile, time.swapped, round(time.us, 3), time.cubin, *([time.order] if time.order else [])]
         for time in record.times
     ]
-    return {"problem": record.problem, "date": record.date, "times": times}
+    xlas = {} if record.xla_us is None else {"xla_us": round(record.xla_us, 3)}
+    return {"problem": record.problem, "date": record.date, "times": times} | xlas
 
 
 @functools.lru_cache(maxsize=16)

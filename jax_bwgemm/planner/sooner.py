@@ -17,6 +17,7 @@ from jax_bwgemm.planner.xla import KINDS, kind_of, xla_us
 # "Meshes").
 BRIEF_ROW, SHORT_ROW, ROW, LONG_ROW = 1.12, 1.03, 0.98, 0.92
 BRIEF_US, LONG_US = 4.0, 150.0  # of our kernel; of the roofline
+TIMED_ROW = 0.98  # of products that both were timed for, one beside the other: times repeat within some 1 %
 
 
 def expected_us(problem: Problem, arch: Arch, is_known: bool = False) -> float | None:
@@ -46,9 +47,16 @@ def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> 
         return None
     kernel_us = us - arch.constants.launch_us
     us = arch.constants.launch_us + _row(problem, kernel_us, arch) * kernel_us
-    if xla >= us:
-        return None
+    return _said(problem, "XLA is expected to take", xla, us) if xla < us else None
+
+
+def why_timed(problem: Problem, us: float, xla_us: float) -> str | None:
+    """One sentence if XLA took less than our kernel, which took `us`."""
+    return _said(problem, "XLA was timed to take", xla_us, us) if xla_us < TIMED_ROW * us else None
+
+
+def _said(problem: Problem, what: str, xla_us: float, us: float) -> str:
     return (
-        f"XLA is expected to take {xla:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel "
-        f"{us:.1f}: pass `tile=` for a kernel nevertheless"
+        f"{what} {xla_us:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel {us:.1f}: pass "
+        "`tile=` for a kernel nevertheless"
     )

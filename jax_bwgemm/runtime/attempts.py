@@ -303,7 +303,8 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
         best_us = min(kernels[0].us, _least_us(kernels[0].plan))
         reason = _why_sooner(asked, kernels[0], kernels[0].us, first)
         is_sooner = reason is not None and _why_sooner(asked, kernels[0], best_us, first) is not None
-        for_its_sizes = reason is not None and sooner.is_learned(_as_xla_has(asked, kernels[0]))
+        is_of_its_sizes = _timed_us(asked, kernels[0]) is not None or sooner.is_learned(_as_xla_has(asked, kernels[0]))
+        for_its_sizes = reason is not None and is_of_its_sizes
         if reason := reason or _why_xla(asked, kernels[0], first):
             xlas = dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner, for_its_sizes=for_its_sizes)
             kernels = []
@@ -394,17 +395,19 @@ def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
 
 
 def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str | None:
-    """One sentence if XLA is expected to be done before the kernel, if that takes `us`."""
+    """One sentence if XLA is expected to be done before the kernel, if that takes `us`; by its time, if it has one."""
     if first.plan is None:
         return None
+    if (timed_us := _timed_us(asked, kernel)) is not None:
+        return sooner.why_timed(kernel.problem, us, timed_us)
     return sooner.why_xla(_as_xla_has(asked, kernel), us, first.plan.arch, _is_known(asked, first.plan))
 
 
 def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
     """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
-    which ours lack some for some dtypes and epilogues. Of no product of which XLA's own time is expected, which says
-    more."""
-    if first.plan is None:
+    which ours lack some for some dtypes and epilogues. Of no product of which XLA's own time is known, or expected,
+    which says more."""
+    if first.plan is None or _timed_us(asked, kernel) is not None:
         return None
     least = _least_us(first.plan)
     if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
@@ -422,6 +425,13 @@ def _as_xla_has(asked: Asked, kernel: Attempt) -> Problem:
     transpose."""
     lying = flipped(asked.problem, asked.is_transpose)
     return dataclasses.replace(kernel.problem, a_major=lying.a_major, b_major=lying.b_major)
+
+
+def _timed_us(asked: Asked, kernel: Attempt) -> float | None:
+    """What XLA took, where the kernel was chosen by times of the product as XLA has it."""
+    record = kernel.plan.record if kernel.plan else None
+    is_its = record is not None and record.problem == measured.key(_as_xla_has(asked, kernel))
+    return record.xla_us if record and is_its else None
 
 
 def _is_known(asked: Asked, plan: Plan) -> bool:

@@ -19,7 +19,8 @@ from jax_bwgemm.facts.epilogue import Epilogue, chain, label
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.planner import parts, sooner, xla
+from jax_bwgemm.planner import measured, parts, sooner, xla
+from jax_bwgemm.planner.measured import Time
 from jax_bwgemm.runtime import attempts, decision, jit_build
 from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
 from tests.cases import fused
@@ -345,6 +346,51 @@ def test_xla_is_asked_of_the_operand_before_its_transpose(have, monkeypatch):
         seen.clear()
         choose(Asked(Problem(2048, 2048, 2048), "h200", is_transpose=is_transpose))
         assert set(seen) == {majors}
+
+
+@pytest.fixture
+def timed(have, tmp_path, monkeypatch):
+    """Writes what the only kernel took of a product, 100 us, and XLA."""
+    tn = fake_entry(Variant("sm_90a", *BF16, "m", "n", BEST, fused("identity")))
+    have(entry(BEST), entry(BEST, "relu"), tn)
+    monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
+
+    def write(problem, xla_us):
+        own = tn if problem.a_major == "m" else entry(BEST)
+        time = Time(str(BEST), False, 100.0, own.cubin_sha256[: measured.CUBIN_DIGITS])
+        record = measured.Record(measured.key(problem), measured.now(), (time,), xla_us)
+        measured.save(measured.Table("h200", {}, {record.problem: record}), measured.user_path("h200"))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"batch": 2, "a_batch": 2, "b_batch": 2}, {"a_major": "m"}], ids=["plain", "batch", "tn"]
+)
+def test_what_xla_was_timed_to_be_faster_with_is_xlas(timed, change):
+    problem = dataclasses.replace(Problem(4096, 4096, 4104), **change)
+    timed(problem, 97.9)
+    chosen = choose(Asked(problem, "h200"))
+    assert chosen.entry is None and chosen.is_sooner and chosen.for_its_sizes
+    assert chosen.reason.startswith("XLA was timed to take 97.9 us for 4096 x 4096 sums of 4104 products, our kernel 1")
+    assert choose(Asked(problem, "h200", BEST)).entry is not None
+    timed(problem, 98.1)
+    assert choose(Asked(problem, "h200")).entry is not None
+
+
+def test_xlas_time_counts_for_what_it_was_of(timed, have, monkeypatch):
+    """Not for an epilogue, for which the kernel's time is borrowed, nor where XLA reads the operand from before its
+    transpose. And no expectation counts beside it."""
+    problem = Problem(4096, 4096, 4104)
+    monkeypatch.setattr(sooner, "xla_us", lambda *_: 1.0)
+    timed(problem, 50.0)
+    assert choose(Asked(with_epilogue(problem, activation="relu"), "h200")).entry is not None
+    assert choose(Asked(problem, "h200")).entry is None
+    timed(problem, 150.0)
+    assert choose(Asked(problem, "h200")).entry is not None
+    timed(problem, 50.0)
+    have(entry(BEST))
+    assert choose(Asked(problem, "h200", is_transpose=(True, False))).entry is not None
 
 
 def test_what_xla_is_sooner_with_is_no_fallback(artifacts_dir, monkeypatch):

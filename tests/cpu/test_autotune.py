@@ -137,7 +137,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Problem]:
         return [100.0 - i for i in range(len(decisions))]
 
     monkeypatch.setattr(candidates, "gpu_clock", clock)
-    monkeypatch.setattr(finals, "alone", lambda *args: [1.0] * len(args[1]))
+    monkeypatch.setattr(finals, "alone", lambda *args: [9.9 if own == finals.XLA else 10.0 for own in args[1]])
     monkeypatch.setattr(candidates, "gpu_arch", lambda who: H200)
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path / "tables"))
     return timed
@@ -155,7 +155,7 @@ def test_it_times_once_and_the_planner_follows(gpu: list[Problem]) -> None:
     assert product.us < product.modelled_us and report.known == report.without_kernel == ()
     text = str(report)
     assert text.startswith(f"1 products timed, 0 known: {measured.user_path('h200')}")
-    assert f"us with {product.tile}, {product.modelled_us:.1f} us with {product.modelled_tile}" in text
+    assert f"us with {product.tile}, {product.modelled_us:.1f} us with {product.modelled_tile}, 9.9 us with XLA" in text
     again = jax_bwgemm.autotune(matmul, X, W)
     assert gpu == [FORWARD] and again.timed == () and again.known == (measured.key(FORWARD),)
 

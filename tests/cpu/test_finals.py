@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from jax_bwgemm.bench import candidates, finals, timing
 from jax_bwgemm.bench.candidates import time_kernels
 from jax_bwgemm.facts.arch import ARCHS, Arch
+from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.runtime import ffi
 from jax_bwgemm.runtime.decision import Decision, kernels
@@ -41,6 +45,7 @@ def test_the_fastest_are_timed_again_in_every_order(artifacts_dir: Path) -> None
         return times
 
     again = finals.refined(found, H200, 7, clock)
+    assert asked[-1] == finals.XLA
     plans = [own.plan for own in asked if own.plan]
     near = [found.decisions[i].plan for i in (fastest, second, *others[:2])]
     assert [(x.tile, x.swapped) for x in plans] == [
@@ -80,3 +85,70 @@ def test_alone_every_launch_has_operands_of_its_own(artifacts_dir: Path, monkeyp
     _, decisions = kernels(PROBLEM, H200)
     assert finals.alone(PROBLEM, decisions[:3], H200, 5) == [30.0, 20.0, 40.0] and launched == [(2, 1)] * 3
     assert len(set(places)) == finals.PLACES and places == [place for place in places[::3] for _ in range(3)]
+
+
+def test_xla_is_timed_beside_them(artifacts_dir: Path) -> None:
+    """Once, behind all orders of all kernels."""
+    found = time_kernels(PROBLEM, H200, 3, lambda problem, own, arch, rounds: [100.0] * len(own))
+    assert found is not None and found.xla_us is None
+
+    def clock(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
+        return [90.0 if own == finals.XLA else 100.0 for own in decisions]
+
+    again = finals.refined(found, H200, 7, clock)
+    assert again.xla_us == again.record.xla_us == 90.0 and set(again.times_us) == {100.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epilogue": chain(activation="relu")}, {"symmetric": True, "b_major": "k"}, {"c_major": "m"},
+     {"b_dtype": "float16"}, {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32"}],
+    ids=str,
+)  # fmt: skip
+def test_xla_is_not_timed_where_it_computes_something_else(change: dict[str, Any]) -> None:
+    assert finals.is_xlas(PROBLEM) and not finals.is_xlas(dataclasses.replace(PROBLEM, **change))
+
+
+@pytest.mark.parametrize("batches", [(1, 1), (3, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("majors", [("k", "n"), ("m", "n"), ("k", "k")], ids=str)
+def test_what_xla_multiplies(majors: tuple[str, str], batches: tuple[int, int]) -> None:
+    """Each copy, of operands as they lie, without the padding that kernels want."""
+    (a_major, b_major), (a_batch, b_batch) = majors, batches
+    problem = Problem(
+        20, 33, 41, max(batches), out_dtype="float32", a_major=a_major, b_major=b_major, a_batch=a_batch,
+        b_batch=b_batch,
+    )  # fmt: skip
+    a, b, rest = candidates.operands(problem, 2)
+    products = jax.jit(finals.xlas(problem, 2))(a, b, rest)
+    assert len(products) == 2
+    for x, y, product in zip(a, b, products, strict=True):
+        own = np.asarray(x[-1], np.float64), np.asarray(y[-1], np.float64)
+        rows = own[0].swapaxes(-1, -2) if a_major == "m" else own[0]
+        columns = own[1].swapaxes(-1, -2) if b_major == "k" else own[1]
+        assert rows.shape[-1] == columns.shape[-2] == 41
+        expected = rows @ columns
+        np.testing.assert_allclose(np.asarray(product).reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_xla_is_compiled_while_nobody_else_measures(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For it times kernels of its own meanwhile; ours need not wait for a turn to be compiled."""
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        turns.append("taken")
+        yield
+        turns.append("left")
+
+    def of_the_fastest(measures: dict[str, Any], rounds: int) -> dict[str, float]:
+        assert turns in ([], ["taken", "left"])
+        return dict.fromkeys(measures, 1.0)
+
+    monkeypatch.setattr(timing, "turn", turn)
+    monkeypatch.setattr(timing, "of_the_fastest", of_the_fastest)
+    monkeypatch.setattr(timing, "kernel_clock", lambda *args: lambda: 1.0)
+    monkeypatch.setattr(finals, "program", lambda *args: lambda *operands: 0)
+    monkeypatch.setattr(ffi, "register", lambda directories: None)
+    _, decisions = kernels(PROBLEM, H200)
+    assert finals.alone(PROBLEM, decisions[:1], H200, 5) == [1.0] and turns == []
+    assert finals.alone(PROBLEM, [*decisions[:1], finals.XLA], H200, 5) == [1.0, 1.0] and turns == ["taken", "left"]

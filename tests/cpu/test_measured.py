@@ -33,8 +33,8 @@ SLOW = Time("128x128x64_cta1_cluster1x1", False, 20.0, "bbbbbbbbbbbb")
 SWAPPED = Time("128x64x64_cta1_cluster1x1", True, 15.0, "cccccccccccc")
 
 
-def record(*times: Time, day: int = 1, problem: Problem = PROBLEM) -> Record:
-    return Record(measured.key(problem), f"2026-01-{day:02}T00:00:00Z", times)
+def record(*times: Time, day: int = 1, problem: Problem = PROBLEM, xla_us: float | None = None) -> Record:
+    return Record(measured.key(problem), f"2026-01-{day:02}T00:00:00Z", times, xla_us)
 
 
 def table(*records: Record, arch: str = "h200", **facts: str) -> Table:
@@ -64,7 +64,7 @@ def test_every_field_of_a_problem_is_in_its_key() -> None:
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
     ordered = dataclasses.replace(SLOW, order=(8, 1))
     other = record(ordered, problem=Problem(1, 2, 3, epilogue=chain(1.0, True)))
-    saved = table(record(FAST, SWAPPED), other, name="NVIDIA H200")
+    saved = table(record(FAST, SWAPPED, xla_us=9.5), other, name="NVIDIA H200")
     measured.save(saved, tmp_path / "new" / "h200.json")
     assert measured.load(tmp_path / "new" / "h200.json") == saved
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["h200.json"]  # no scratch is left
@@ -82,6 +82,17 @@ def test_merging_takes_the_newer_time_of_each_kernel() -> None:
     for one, other in ((old, again), (again, old)):
         (merged,) = measured.merge(table(one), table(other)).records.values()
         assert merged == record(SWAPPED, SLOW, dataclasses.replace(FAST, us=30.0), day=2)
+
+
+@pytest.mark.parametrize(("old_us", "new_us", "us"), [(None, None, None), (9.0, None, 9.0), (9.0, 8.0, 8.0)])
+def test_merging_takes_the_newer_time_of_xla(old_us: float | None, new_us: float | None, us: float | None) -> None:
+    old, new = table(record(FAST, xla_us=old_us)), table(record(FAST, day=2, xla_us=new_us))
+    assert measured.merge(old, new) == measured.merge(new, old) == table(record(FAST, day=2, xla_us=us))
+
+
+def test_xlas_time_beside_another_build_is_dropped() -> None:
+    rebuilt = table(record(dataclasses.replace(FAST, cubin="ffffffffffff"), day=2))
+    assert measured.merge(table(record(FAST, xla_us=9.0)), rebuilt) == rebuilt
 
 
 def test_merging_keeps_other_problems_and_the_newer_machine() -> None:
@@ -118,6 +129,9 @@ def damages() -> dict[str, Any]:
         "endless time": of_record(times=[["t", False, float("inf"), "c"]]),
         "zero time": of_record(times=[["t", False, 0.0, "c"]]),
         "no time": of_record(times=[["t", False, float("nan"), "c"]]),
+        "an endless time of XLA's": of_record(xla_us=float("inf")),
+        "a time of XLA's in words": of_record(xla_us="9"),
+        "a time of XLA's before it starts": of_record(xla_us=-1.0),
         "swapped": of_record(times=[["t", "no", 1.0, "c"]]),
         "an order of one": of_record(times=[["t", False, 1.0, "c", [8]]]),
         "an order of no tiles": of_record(times=[["t", False, 1.0, "c", [0, 1]]]),

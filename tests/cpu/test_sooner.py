@@ -44,6 +44,16 @@ def test_what_is_said():
     )
 
 
+def test_of_two_times_the_less_counts():
+    """If it is less by more than such times repeat within."""
+    problem = Problem(256, 512, 1024)
+    assert sooner.why_timed(problem, 10.0, 9.81) is None and sooner.why_timed(problem, 10.0, 10.5) is None
+    assert sooner.why_timed(problem, 10.0, 9.79) == (
+        "XLA was timed to take 9.8 us for 256 x 512 sums of 1024 products, our kernel 10.0: pass `tile=` for a kernel "
+        "nevertheless"
+    )
+
+
 def test_only_plain_products():
     problem = Problem(256, 256, 32)
     assert sooner.why_xla(dataclasses.replace(problem, batch=2, a_batch=2, b_batch=2), math.inf, H200) is None

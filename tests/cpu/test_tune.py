@@ -374,7 +374,8 @@ def test_commands_with_a_fake_clock(
     assert len(json.loads(out.read_text())["products"]) == 4
     said = capsys.readouterr().out
     tuned = next(line for line in said.splitlines() if line.startswith(record.problem))
-    assert f"  {record.times[0].tile}  {record.times[0].us:.1f}  " in tuned and tuned.endswith(" %")
+    assert f"  {record.times[0].tile}  {record.times[0].us:.1f}  " in tuned
+    assert record.xla_us is not None and tuned.endswith(f" %  {record.xla_us:.1f}")
     assert f"wrote {table}" in said and f"wrote {out}" in said and "where the planner loses most" in said
     assert main(["bench", "--regret", "0"]) == main(["bench", "--tune", "--rounds", "0"]) == 2
     assert "`--rounds` requires at least 1, got 0" in capsys.readouterr().err
