@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from jax_bwgemm.bench import forest, regret
-from jax_bwgemm.bench.fit import Measured, load
+from jax_bwgemm.bench.fit import load
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.planner import calibration

@@ -8,20 +8,17 @@ and at worst, and how far predicted times scatter about measured ones. Prints th
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jax_bwgemm.bench import regret
+from jax_bwgemm.bench import kernel_times, regret
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.constants import Constants
 from jax_bwgemm.facts.padding import why_not_padded
-from jax_bwgemm.facts.problem import Problem
-from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.candidates import Candidate
 from jax_bwgemm.planner.cost import cost
 from jax_bwgemm.planner.plan import plan
@@ -68,24 +65,10 @@ SCATTER_WEIGHT = 0.15
 STEP = 0.25  # of a parameter's logarithm
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A product and its kernels' times."""
-
-    problem: Problem
-    times_us: dict[tuple[Tile, bool], float]
-
-
 def load(path: Path) -> tuple[Arch, list[Measured]]:
     """What `--regret N --json PATH` wrote, without products that are XLA's by now. ValueError for another file."""
-    try:
-        fields = json.loads(path.read_text())
-        if fields["format"] != regret.FORMAT:
-            raise ValueError(f"format {regret.FORMAT}, got {fields['format']!r}")
-        products = [_measured(product) for product in fields["products"]]
-        return by_name(fields["facts"]["arch"]), [p for p in products if why_not_padded(p.problem) is None]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"`bench` requires a file that `--regret --json` wrote, got {path}: {error}") from error
+    facts, products = kernel_times.load(path)
+    return by_name(facts.get("arch", "")), [x for x in products if why_not_padded(x.problem) is None]
 
 
 def main(paths: Sequence[Path], steps: int, seed: int) -> int:
@@ -152,8 +135,3 @@ def lost_by(product: Measured, arch: Arch, is_calibrated: bool = False) -> float
 def _moved(value: float, name: str, rng: random.Random) -> float:
     low, high = PARAMETERS[name]
     return min(high, max(low, value * math.exp(rng.gauss(0, STEP))))
-
-
-def _measured(fields: dict[str, Any]) -> Measured:
-    times = {(Tile.from_str(kernel["tile"]), kernel["swapped"]): kernel["measured_us"] for kernel in fields["kernels"]}
-    return Measured(regret.problem_of(fields["problem"]), times)

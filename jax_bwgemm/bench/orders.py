@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_bwgemm.bench import machine, pool, regret
+from jax_bwgemm.bench import kernel_times, machine, pool, regret
 from jax_bwgemm.bench.candidates import gpu_arch, gpu_clock
 from jax_bwgemm.bench.finals import order_name, orders
 from jax_bwgemm.cli.drawing import progress_bar
@@ -98,7 +98,7 @@ def measure(problem: Problem, arch: Arch, rounds: int) -> dict[str, Any] | None:
         all_us[what] = {name: round(us, 3) for name, us in zip(plans, times_us, strict=True)}
     names = {"orders": order_name(own.raster_group, own.raster_along_n), "hints": hint_name(own.a_l2, own.b_l2)}
     return {
-        "problem": regret.fields_of(problem),
+        "problem": kernel_times.fields_of(problem),
         "tile": str(own.tile),
         "swapped": own.swapped,
         "chosen": names,
@@ -110,7 +110,7 @@ def load(path: Path) -> tuple[Arch, list[tuple[Tile, Problem, dict[str, Any]]]]:
     fields = json.loads(path.read_text())
     found = []
     for said in fields["products"]:
-        asked = regret.problem_of(said["problem"])
+        asked = kernel_times.problem_of(said["problem"])
         found.append((Tile.from_str(said["tile"]), asked.transposed if said["swapped"] else asked, said))
     return by_name(fields["facts"]["arch"]), found
 

@@ -5,22 +5,19 @@ The table of measured times is ignored. The result file has every time, for whoe
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jax_bwgemm.bench import machine, pool
+from jax_bwgemm.bench import kernel_times, machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
 from jax_bwgemm.bench.cases import LAYERS, Case
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
 from jax_bwgemm.facts.arch import Arch
-from jax_bwgemm.facts.epilogue import Epilogue, parse
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW
@@ -29,7 +26,6 @@ from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.order import SHORT_SUM
 from jax_bwgemm.runtime.decision import kernels
 
-FORMAT = 1
 LARGEST = 16384
 FEW_ROWS_SHARE = 0.25  # products whose transposes are candidates
 UNALIGNED_SHARE = 0.25  # sizes that are no multiples of 8
@@ -68,7 +64,7 @@ def main(
             arch,
             rounds,
             progress,
-            keep=lambda timed: save(timed, out, facts) if out else None,
+            keep=lambda timed: kernel_times.save(map(saved, timed), out, facts) if out else None,
             num_processes=num_processes,
         )
     if not timed:
@@ -208,32 +204,11 @@ def text(timed: Sequence[Timed], num: int) -> str:
     )
 
 
-def save(timed: Iterable[Timed], path: Path, facts: dict[str, Any]) -> None:
-    """One product a line: its problem, the position of the cost model's choice, and each kernel's two times."""
-    lines = [json.dumps(_fields(found)) for found in timed]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"format": FORMAT, "facts": facts}).removesuffix("}")
-    path.write_text(f'{head}, "products": [\n' + ",\n".join(lines) + "\n]}\n")
-
-
-def _fields(timed: Timed) -> dict[str, Any]:
-    kernels = []
-    for decision, us in zip(timed.decisions, timed.times_us, strict=True):
-        assert decision.plan is not None  # a kernel at hand was planned
-        (candidate,) = decision.plan.candidates
-        predicted_us = candidate.cost.us if candidate.cost else None
-        name = {"tile": str(candidate.tile), "swapped": candidate.swapped}
-        kernels.append(name | {"predicted_us": predicted_us, "measured_us": us})
-    return {"problem": fields_of(timed.problem), "modelled": timed.modelled_idx, "kernels": kernels}
-
-
-def fields_of(problem: Problem) -> dict[str, Any]:
-    """As a result file says it."""
-    return dataclasses.asdict(problem) | {"epilogue": str(problem.epilogue.out)}
-
-
-def problem_of(fields: dict[str, Any]) -> Problem:
-    return Problem(**fields | {"epilogue": Epilogue(parse(fields["epilogue"]))})
+def saved(timed: Timed) -> Measured:
+    """As a file has it."""
+    plans = [decision.plan for decision in timed.decisions]
+    names = [(plan.tile, plan.swapped) for plan in plans if plan and plan.tile]
+    return Measured(timed.problem, dict(zip(names, timed.times_us, strict=True)), timed.modelled_idx)
 
 
 def _random_problem(rng: np.random.Generator) -> Problem:

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jax_bwgemm.bench.fit import Measured, load
+from jax_bwgemm.bench.fit import load
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant, variant_for

@@ -17,7 +17,8 @@ import pytest
 
 import jax_bwgemm.bench
 from jax_bwgemm.bench import calibrate, forest, regret, spare
-from jax_bwgemm.bench.fit import Measured, load, lost_by
+from jax_bwgemm.bench.fit import load, lost_by
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.cli import explain_choices
 from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.padding import why_not_padded
@@ -181,17 +182,13 @@ def test_what_clusters_of_eight_gained() -> None:
 
 def test_what_was_lost_of_many_matrices() -> None:
     """By the choices of before the correction had learned from them, which the file has."""
-    products = json.loads((RESULTS / "h200_batched.json").read_text())["products"]
-    times = [
-        (product["problem"], product["kernels"][product["modelled"]], min(k["measured_us"] for k in product["kernels"]))
-        for product in products
-        if product["problem"]["batch"] > 1
-    ]
-    lost = float(np.mean([chosen["measured_us"] / least - 1 for _, chosen, least in times]))
-    ((chosen, least),) = [x[1:] for x in times if (x[0]["batch"], x[0]["m"], x[0]["k"]) == (128, 2048, 128)]
+    many = [product for product in load(RESULTS / "h200_batched.json")[1] if product.problem.batch > 1]
+    times = [(x.problem, list(x.times_us.values())[x.modelled or 0], min(x.times_us.values())) for x in many]
+    lost = float(np.mean([chosen / least - 1 for _, chosen, least in times]))
+    ((chosen, least),) = [x[1:] for x in times if (x[0].batch, x[0].m, x[0].k) == (128, 2048, 128)]
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     assert f"the choices lost {100 * lost:.1f} % of {len(times)} of these" in page
-    assert f"(128*2048x2048x128:nt took {chosen['measured_us']:.0f} us by one tile, and {least:.0f} by another)" in page
+    assert f"(128*2048x2048x128:nt took {chosen:.0f} us by one tile, and {least:.0f} by another)" in page
 
 
 def test_what_all_tiles_would_gain() -> None:
@@ -403,15 +400,15 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lost(name: str) -> list[float]:
     """By the positions of the correction's choices in the file, which were made before it was fitted to any of it."""
-    choices = [product["modelled"] for product in json.loads((RESULTS / name).read_text())["products"]]
     arch, products = load(RESULTS / name)
     losses = []
-    for idx, product in zip(choices, products, strict=True):
+    for product in products:
+        assert product.modelled is not None
         wholes_us = [
             us + cost(tile, product.problem.transposed if is_swapped else product.problem, arch).padding_us
             for (tile, is_swapped), us in product.times_us.items()
         ]
-        losses.append(wholes_us[idx] / min(wholes_us) - 1)
+        losses.append(wholes_us[product.modelled] / min(wholes_us) - 1)
     return losses
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from jax_bwgemm.bench import fit, regret
-from jax_bwgemm.bench.fit import Measured
+from jax_bwgemm.bench import fit, kernel_times, regret
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS
 from jax_bwgemm.facts.constants import Constants
@@ -79,15 +78,11 @@ def test_the_search_comes_closer_and_changes_nothing() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problem = {"m": 64, "n": 512, "k": 512, "epilogue": "acc"}
-    kernels = [
-        {"tile": "64x128x64_cta1_cluster1x1", "swapped": False, "predicted_us": 9.0, "measured_us": 5.0},
-        {"tile": "128x64x64_cta1_cluster1x1", "swapped": True, "predicted_us": 9.0, "measured_us": 4.0},
-    ]
+    times_us = {(Tile(64, 128), False): 5.0, (Tile(128, 64), True): 4.0}
     path = tmp_path / "regret.json"
-    xlas = {"m": 16, "n": 513, "k": 512, "epilogue": "acc"}  # by a rule that is younger than the file
-    timed = [{"problem": each, "kernels": kernels} for each in (problem, xlas)]
-    path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": timed}))
+    xlas = Problem(16, 513, 512)  # by a rule that is younger than the file
+    timed = [Measured(problem, times_us) for problem in (Problem(64, 512, 512), xlas)]
+    kernel_times.save(timed, path, {"arch": "h200"})
     assert main(["bench", "--fit", str(path), "--steps", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(fit.PARAMETERS) + 2 and lines[0].startswith("start_cycles ")
@@ -96,13 +91,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_nothing_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "regret.json"
-    path.write_text(json.dumps({"format": 1, "facts": {"arch": "h200"}, "products": []}))
+    kernel_times.save([], path, {"arch": "h200"})
     assert main(["bench", "--fit", str(path)]) != 0
     assert "`--fit` requires products that kernels of ours compute, got none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "{}", '{"format": 0}', '{"format": 1, "facts": {"arch": "h200"}, "products": [1]}']
+    "text",
+    [
+        "{",
+        "{}",
+        '{"format": 1}',
+        '{"format": 2, "facts": {"arch": "h200"}, "tiles": [], "products": [1]}',
+        '{"format": 2, "facts": {"arch": "h200"}, "tiles": [], "products": [{"problem": {"m": 1, "n": 1, "k": 1}, '
+        '"kernels": [[0, 0, 1.0]]}]}',
+    ],
 )
 def test_other_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text(text)

@@ -10,7 +10,8 @@ import pytest
 
 import jax_bwgemm.bench
 from jax_bwgemm.bench import spare
-from jax_bwgemm.bench.fit import Measured, load
+from jax_bwgemm.bench.fit import load
+from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile

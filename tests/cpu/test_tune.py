@@ -18,12 +18,12 @@ import jax
 import numpy as np
 import pytest
 
-from jax_bwgemm.bench import candidates, finals, regret, timing, tune
+from jax_bwgemm.bench import candidates, finals, kernel_times, regret, timing, tune
 from jax_bwgemm.bench.candidates import Timed, burst, launch_order, operands, program, time_kernels
 from jax_bwgemm.bench.cases import LAYERS, MAX_ROTATION
 from jax_bwgemm.cli.main import main
 from jax_bwgemm.facts.arch import ARCHS, Arch
-from jax_bwgemm.facts.epilogue import Epilogue, chain, parse
+from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import FEW, Tile
 from jax_bwgemm.facts.units import unit
@@ -339,18 +339,14 @@ def test_the_whole_pass_on_a_fake_clock(artifacts_dir: Path, tmp_path: Path) -> 
     assert f"max {100 * max(each.regret for each in found):.1f} %" in text
     assert "fastest itself in 0 of 2 products (1 without a kernel)" in text
     assert f"{100 * regret.lost(found):.1f} % of their time" in text
-    regret.save(found, tmp_path / "new" / "out.json", {"arch": "h200", "seed": 0})
-    fields = json.loads((tmp_path / "new" / "out.json").read_text())
-    assert fields["facts"] == {"arch": "h200", "seed": 0}
-    first = fields["products"][0]
-    assert Problem(**first["problem"] | {"epilogue": Epilogue(parse(first["problem"]["epilogue"]))}) == PROBLEM
-    for i, kernel in enumerate(first["kernels"]):
+    kernel_times.save(map(regret.saved, found), tmp_path / "new" / "out.json", {"arch": "h200", "seed": 0})
+    facts, (first, _) = kernel_times.load(tmp_path / "new" / "out.json")
+    assert facts == {"arch": "h200", "seed": 0} and first.problem == PROBLEM
+    for i, ((tile, is_swapped), us) in enumerate(first.times_us.items()):
         made = found[0].decisions[i].plan
-        assert made is not None and str(made.tile) == kernel["tile"]
-        candidate = made.candidates[0]
-        assert candidate.cost is not None and kernel["predicted_us"] == candidate.cost.us
-        assert kernel["measured_us"] == 100.0 - i and kernel["swapped"] is False
-    assert first["kernels"][first["modelled"]]["tile"] == str(found[0].modelled.tile)
+        assert made is not None and (made.tile, made.swapped) == (tile, is_swapped) and us == 100.0 - i
+    assert first.modelled is not None
+    assert list(first.times_us)[first.modelled] == (found[0].modelled.tile, found[0].modelled.swapped)
 
 
 @pytest.mark.parametrize("what", [["--tune"], ["--regret", "3"]])
