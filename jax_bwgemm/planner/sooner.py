@@ -17,6 +17,9 @@ from jax_bwgemm.planner.xla import KINDS, THIN, kind_of, xla_us
 # expected than XLA takes: a gradient of an MLP took longer where two of its products were left to it (docs/results.md,
 # "Meshes").
 BRIEF_ROW, SHORT_ROW, ROW, LONG_ROW = 1.12, 1.03, 0.98, 0.92
+# Of a vector times a matrix whose lines begin anywhere, XLA takes 15 % less and ours 6 % more than expected, in the
+# medians of the 14 of results that were ours: those for which much was expected of XLA (by hand).
+VECTOR_ROW = 1.3
 BRIEF_US, LONG_US = 4.0, 150.0  # of our kernel; of the roofline
 TIMED_ROW = 0.985  # of products that both were timed for, one beside the other: times repeat within some 1 %
 
@@ -42,6 +45,8 @@ def is_learned(problem: Problem) -> bool:
 
 
 def _row(problem: Problem, us: float, arch: Arch) -> float:
+    if kind_of(problem) == "vector":
+        return VECTOR_ROW
     if not is_learned(problem):
         return BRIEF_ROW if us < BRIEF_US else SHORT_ROW
     return LONG_ROW if roofline_us(problem, arch) > LONG_US else ROW
@@ -54,16 +59,19 @@ def why_xla(problem: Problem, us: float, arch: Arch, is_known: bool = False) -> 
         return None
     kernel_us = us - arch.constants.launch_us
     us = arch.constants.launch_us + _row(problem, kernel_us, arch) * kernel_us
-    return _said(problem, "XLA is expected to take", xla, us) if xla < us else None
+    if xla >= us:
+        return None
+    return (
+        f"XLA is expected to take {xla:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel "
+        f"{us:.1f}: pass `tile=` for a kernel nevertheless"
+    )
 
 
 def why_timed(problem: Problem, us: float, xla_us: float) -> str | None:
     """One sentence if XLA took less than our kernel, which took `us`."""
-    return _said(problem, "XLA was timed to take", xla_us, us) if xla_us < TIMED_ROW * us else None
-
-
-def _said(problem: Problem, what: str, xla_us: float, us: float) -> str:
+    if xla_us >= TIMED_ROW * us:
+        return None
     return (
-        f"{what} {xla_us:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel {us:.1f}: pass "
-        "`tile=` for a kernel nevertheless"
+        f"XLA was timed to take {xla_us:.1f} us for {problem.m} x {problem.n} sums of {problem.k} products, our kernel "
+        f"{us:.1f}: pass `tile=` for a kernel nevertheless"
     )

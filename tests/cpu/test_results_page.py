@@ -24,7 +24,7 @@ from jax_bwgemm.planner.xla import xla_us
 
 TEXT = (DOCS / "results.md").read_text()
 PAGE = TEXT.splitlines()
-LATER = 291801, 292201, 292301, 301401  # seeds of random products behind the largest sample of an H200
+LATER = 291801, 292201, 292301, 301401, 301601  # seeds of random products behind the largest sample of an H200
 Fields = dict[str, Any]
 
 
@@ -84,8 +84,8 @@ def test_what_is_left_to_xla_of_thin_products(monkeypatch: pytest.MonkeyPatch) -
     found = report.load(RESULTS / "h200_thin.json").rows
     own = [row for row in left(found) if row.variant]
     behind = [sum(row.to_best < 0.85 for row in rows) for rows in (found, own)]
-    assert behind == [5, 2]
-    assert f"{len(own)} of the {len(found)} would be left to XLA, two of these five" in text
+    assert behind == [5, 3]
+    assert f"{len(own)} of the {len(found)} would be left to XLA, three of these five" in text
 
 
 def _fastest(name: str) -> dict[Problem, float]:

@@ -28,7 +28,14 @@ def test_it_is_compared_with_what_ours_takes_behind_others(monkeypatch):
     """A long product is left to it only if it is far ahead; a short one sooner if it is brief."""
     launch_us, long = H200.constants.launch_us, Problem(4096, 4096, 8192)
     short = Problem(256, 256, 32)
-    rows = (short, 4.0, 1.12), (short, 5.0, 1.03), (Problem(256, 256, 320), 5.0, 0.98), (long, 5.0, 0.92)
+    vector = Problem(1, 3867, 690, a_major="m")
+    rows = (
+        (short, 4.0, 1.12),
+        (short, 5.0, 1.03),
+        (vector, 5.0, 1.3),
+        (Problem(256, 256, 320), 5.0, 0.98),
+        (long, 5.0, 0.92),
+    )
     for problem, xla_us, row in rows:
         _takes(monkeypatch, xla_us)
         for us, is_xlas in ((xla_us / row + 0.01, True), (xla_us / row - 0.01, False), (0.0, False)):
