@@ -352,10 +352,12 @@ def _why_tile(plan: Plan, chosen: Candidate) -> str:
 
 def _why_measured(plan: Plan, record: Record, mine_us: float) -> str:
     """The candidates are in order: the chosen one, then what was measured and can be launched."""
-    rival, when = plan.candidates[1] if len(plan.candidates) > 1 else None, f"({record.date}, {record.problem})"
+    rival = plan.candidates[1] if len(plan.candidates) > 1 else None
+    xlas = "" if record.xla_us is None else f"; XLA took {record.xla_us:.1f} us"
+    when = f"{xlas} ({record.date}, {record.problem})"
     if rival is None or rival.measured_us is None or rival.reason is not None:
-        return f"the only one that was measured {when}"
-    return f"measured to be the fastest, {rival.measured_us - mine_us:.1f} us before {_name(rival)} {when}"
+        return f"the only one that was measured{when}"
+    return f"measured to be the fastest, {rival.measured_us - mine_us:.1f} us before {_name(rival)}{when}"
 
 
 def _why_cta_group(plan: Plan, chosen: Candidate) -> str:

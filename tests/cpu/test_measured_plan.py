@@ -113,8 +113,10 @@ def saved(artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
     monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
 
-    def save(problem: Problem, times: tuple[Time, ...], path: Path | None = None) -> Record:
-        found = Record(measured.key(problem), DATE, times)
+    def save(
+        problem: Problem, times: tuple[Time, ...], path: Path | None = None, xla_us: float | None = None
+    ) -> Record:
+        found = Record(measured.key(problem), DATE, times, xla_us)
         measured.save(Table("h200", {}, {found.problem: found}), path or measured.user_path("h200"))
         return found
 
@@ -195,6 +197,8 @@ def test_explain_prints_what_was_measured(saved: Saved) -> None:
     why = next(line for line in lines if line.startswith("  tile:"))
     assert f"measured to be the fastest, 1.0 us before {WANTED[1]} ({DATE}, {measured.key(PROBLEM)})" in why
     assert "the only candidate" in str(jax_bwgemm.explain(x, x, device="h200", tile=WANTED[1]))
+    saved(PROBLEM, times_of(PROBLEM, *WANTED), xla_us=1.1)
+    assert f"us before {WANTED[1]}; XLA took 1.1 us ({DATE}, " in str(jax_bwgemm.explain(x, x, device="h200"))
 
 
 def test_explain_says_that_an_order_was_measured(saved: Saved) -> None:
