@@ -27,8 +27,9 @@ from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
 from jax_bwgemm.ops.shape_rules import has_partial_sums, named, of_rank, viewed
 from jax_bwgemm.ops.taking import reshape_aval
-from jax_bwgemm.runtime.attempts import Asked, expected
+from jax_bwgemm.runtime.attempts import expected
 from jax_bwgemm.runtime.config import Config, current
+from jax_bwgemm.runtime.rungs import Asked
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,10 +26,11 @@ from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.planner.streams import NO_STREAM
 from jax_bwgemm.runtime import record
-from jax_bwgemm.runtime.attempts import Asked, expected
+from jax_bwgemm.runtime.attempts import expected
 from jax_bwgemm.runtime.config import config, resolve
 from jax_bwgemm.runtime.decision import find_repack
 from jax_bwgemm.runtime.record import Product
+from jax_bwgemm.runtime.rungs import Asked
 
 
 @dataclasses.dataclass(frozen=True)

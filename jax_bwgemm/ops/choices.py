@@ -19,7 +19,8 @@ from jax_bwgemm.ops.taking import Sources
 from jax_bwgemm.planner.views import View
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.artifacts import Entry
-from jax_bwgemm.runtime.attempts import Asked, Attempt, State, alone, choose, expected, state
+from jax_bwgemm.runtime.attempts import State, alone, choose, expected, state
+from jax_bwgemm.runtime.rungs import Asked, Attempt
 
 COMPILED_FIRST = "compiled first, once, in some seconds"
 

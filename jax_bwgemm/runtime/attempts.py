@@ -15,90 +15,27 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.epilogue import Epilogue, unfused
 from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
-from jax_bwgemm.facts.symbols import Symbols
-from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.planner import measured, parts, sooner
-from jax_bwgemm.planner.candidates import Candidate, is_raw, is_small
+from jax_bwgemm.planner import measured, parts
+from jax_bwgemm.planner.candidates import is_raw, is_small
 from jax_bwgemm.planner.cost import pass_us
-from jax_bwgemm.planner.plan import Plan, plan
-from jax_bwgemm.planner.routes import HasRepack, Pair, Route, flipped, routes
-from jax_bwgemm.runtime import artifacts, jit_build, packs
-from jax_bwgemm.runtime.artifacts import Entry
+from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.planner.routes import HasRepack, Route, routes
+from jax_bwgemm.runtime import artifacts, jit_build, packs, rivals, rungs
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
+from jax_bwgemm.runtime.rungs import Asked, Attempt, Ladder, is_as_good_as_any, us_of
 
-CLEARLY = 1.05  # a fused kernel gives way only to what is predicted to be faster by more than the model's median error
 SOONER = 1.02  # parts of k than one kernel: both are predicted by one model, whose errors are alike
-XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists: XLA's kernels are about as fast (docs/results.md);
-# and two launches more, since its times for small products differ by as much between processes
 
 State = tuple[Arch | str, tuple[object, ...]]
 
 _asked: contextvars.ContextVar[list[tuple[Problem, Arch]] | None] = contextvars.ContextVar("asked", default=None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A product and who wants it: `is_transpose` as `routes` takes it, the others as `decide`; with `compiles`, a
-    kernel that no rung has at hand may be compiled. `batch_invariant`: no rung is preferred for its price, which the
-    number of rows enters. `symbols`: what the sizes stand for, where a program is exported."""
-
-    problem: Problem
-    device: str | None
-    tile: Tile | None = None
-    is_emulated: bool = False
-    compiles: bool = False
-    is_transpose: Pair = (False, False)
-    batch_invariant: bool = False
-    symbols: Symbols | None = None
-    shares_device: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """A rung, of which `plan` says what it would run.
-
-    `entry` is the kernel. Without one, the attempt `is_missing`, and has its kernel compiled; or it is XLA's, and
-    `reason` says why. That it is expected to be done sooner than any tile of our lists (`is_sooner`) is no fallback; of
-    a gated product that `is_composed`, both its products are then chosen alone. One that is XLA's `for_its_sizes`,
-    though a kernel is at hand, need not be where a mesh divides it. With an entry, `reason` says why XLA has the
-    epilogue, if the kernel is not `is_fused`. Of several `parts` of k, whose products the route and the plan are of,
-    XLA has the sum, too. `us` is the price: of the kernel and of all passes over device memory that go with it.
-    """
-
-    route: Route
-    plan: Plan | None = None
-    entry: Entry | None = None
-    is_fused: bool = True
-    is_missing: bool = False
-    is_composed: bool = False
-    is_sooner: bool = False
-    for_its_sizes: bool = False
-    parts: int = 1
-    us: float = 0.0
-    reason: str | None = None
-
-    @property
-    def problem(self) -> Problem:
-        """What the kernel computes, or parts of which it computes."""
-        return self.route.problem if self.parts == 1 else parts.whole(self.route.problem)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ladder:
-    """In the order in which they are made, XLA's last. `considered`: the products whose kernels were judged. `illegal`:
-    why the user's tile computes one of them in no way."""
-
-    attempts: tuple[Attempt, ...]
-    considered: tuple[Problem, ...] = ()
-    illegal: str | None = None
 
 
 def choose(asked: Asked, seen: State | None = None) -> Attempt:
@@ -186,7 +123,7 @@ def _ladder(asked: Asked, arch: Arch | str, files: tuple[object, ...]) -> Ladder
         return Ladder((Attempt(Route(asked.problem), reason=reason),))
     fused = _rung(asked, asked.problem, arch)
     product = None
-    if not (fused.ready and (asked.tile or _is_as_good_as_any(fused.ready))):
+    if not (fused.ready and (asked.tile or is_as_good_as_any(fused.ready))):
         plain = alone(asked.problem)
         product = _rung(asked, plain, arch) if plain else None
     if asked.problem.epilogue.is_gated:
@@ -275,15 +212,8 @@ def _with_remedy(asked: Asked, decision: Decision) -> str | None:
 def _priced(attempt: Attempt, arch: Arch) -> Attempt:
     chosen = attempt.plan.chosen if attempt.plan else None
     assert attempt.plan is not None and chosen is not None  # it has a kernel
-    kernel_us = _us(chosen, attempt.plan.record is not None)
+    kernel_us = us_of(chosen, attempt.plan.record is not None)
     return dataclasses.replace(attempt, us=kernel_us + attempt.route.transpose_us(arch))
-
-
-def _us(candidate: Candidate, is_measured: bool) -> float:
-    """With what pads its operands; infinite where there is no such time."""
-    if candidate.cost is None or (is_measured and candidate.measured_us is None):
-        return math.inf
-    return candidate.cost.us if not is_measured else (candidate.measured_us or 0.0) + candidate.cost.padding_us
 
 
 def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
@@ -294,20 +224,13 @@ def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:
     finished = [_finished(attempt, asked.problem, arch, fused.why_not(attempt.route)) for attempt in found]
     kernels = [*fused.missing, *finished]
     if fused.ready:
-        is_slower = any(attempt.entry and CLEARLY * attempt.us < fused.ready.us for attempt in finished)
+        is_slower = any(attempt.entry and rungs.CLEARLY * attempt.us < fused.ready.us for attempt in finished)
         kernels = finished if is_slower and not asked.batch_invariant else [fused.ready]
     if kernels and (in_parts := _in_parts(asked, arch, kernels[0])):
         kernels = [in_parts]
     xlas = dataclasses.replace(first, entry=None)
-    if kernels and _may_be_xlas(asked, kernels[0]):
-        best_us = min(kernels[0].us, _least_us(kernels[0].plan))
-        reason = _why_sooner(asked, kernels[0], kernels[0].us, first)
-        is_sooner = reason is not None and _why_sooner(asked, kernels[0], best_us, first) is not None
-        is_of_its_sizes = _timed_us(asked, kernels[0]) is not None or sooner.is_learned(_as_xla_has(asked, kernels[0]))
-        for_its_sizes = reason is not None and is_of_its_sizes
-        if reason := reason or _why_xla(asked, kernels[0], first):
-            xlas = dataclasses.replace(xlas, reason=reason, is_sooner=is_sooner, for_its_sizes=for_its_sizes)
-            kernels = []
+    if kernels and (instead := rivals.in_place_of(kernels[0], asked, first)):
+        xlas, kernels = instead, []
     return Ladder((*kernels, xlas), fused.considered + product.considered, fused.illegal or product.illegal)
 
 
@@ -354,7 +277,7 @@ def _of_gated(asked: Asked, arch: Arch, fused: _Rung) -> Ladder:
         elements = problem.batch * problem.m * problem.n
         planes = problem.num_bs + len(problem.results) + problem.epilogue.num_matrices
         us = 2 * half.ready.us + pass_us(elements * planes * DTYPE_BYTES[problem.out_dtype], arch)
-        if CLEARLY * us < fused.ready.us:
+        if rungs.CLEARLY * us < fused.ready.us:
             kernels = []
             reason = (
                 f"two products and XLA's pass over them are predicted to take {us:.1f} us, not {fused.ready.us:.1f}"
@@ -371,72 +294,6 @@ def _finished(attempt: Attempt, problem: Problem, arch: Arch, reason: str | None
     us = attempt.us + pass_us(elements * (DTYPE_BYTES["float32"] + out_bytes), arch)
     slower = f"the kernel that has it takes longer than the product's and XLA's pass over it, {us:.1f} us"
     return dataclasses.replace(attempt, is_fused=False, us=us, reason=reason or slower)
-
-
-def _least_us(plan: Plan | None) -> float:
-    """What the best tile of our lists takes that XLA has, too, whether its cubin is there or not; as the plan's choice
-    was made, by what was measured or by what is predicted."""
-    tiles = plan.candidates if plan else ()
-    candidates = (c for c in tiles if not (c.tile.symmetric or c.tile.direct or c.tile.by_rows))
-    return min(
-        (_us(candidate, plan is not None and plan.record is not None) for candidate in candidates), default=math.inf
-    )
-
-
-def _is_as_good_as_any(attempt: Attempt) -> bool:
-    """No other way of computing the product is predicted to gain."""
-    return attempt.us <= CLEARLY * _least_us(attempt.plan)
-
-
-def _may_be_xlas(asked: Asked, kernel: Attempt) -> bool:
-    """Though the kernel is at hand. Not of 8-bit operands, which XLA widens first."""
-    is_fixed = asked.tile or asked.is_emulated or asked.batch_invariant
-    return kernel.entry is not None and not is_fixed and DTYPE_BYTES[asked.problem.a_dtype] > 1
-
-
-def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str | None:
-    """One sentence if XLA is expected to be done before the kernel, if that takes `us`; by its time, if it has one."""
-    if first.plan is None:
-        return None
-    if (timed_us := _timed_us(asked, kernel)) is not None:
-        return sooner.why_timed(kernel.problem, us, timed_us)
-    return sooner.why_xla(_as_xla_has(asked, kernel), us, first.plan.arch, _is_known(asked, first.plan))
-
-
-def _why_xla(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:
-    """One sentence if XLA is predicted to be done well before the best kernel at hand: it has tiles of all sizes, of
-    which ours lack some for some dtypes and epilogues. Of no product of which XLA's own time is known, or expected,
-    which says more."""
-    if first.plan is None or _timed_us(asked, kernel) is not None:
-        return None
-    least = _least_us(first.plan)
-    if kernel.us <= max(XLA_LIMIT * least, least + XLA_SLACK_US) or _is_as_good_as_any(kernel):
-        return None
-    if sooner.expected_us(_as_xla_has(asked, kernel), first.plan.arch, _is_known(asked, first.plan)) is not None:
-        return None
-    return (
-        f"the kernels at hand are predicted to take {kernel.us:.1f} us, and tiles that this dtype or epilogue has no "
-        f"cubin of, as XLA has, {least:.1f} us: pass `tile=` for a kernel nevertheless"
-    )
-
-
-def _as_xla_has(asked: Asked, kernel: Attempt) -> Problem:
-    """With operands from before their transposes, which XLA folds into the product, and none that passes of ours
-    transpose."""
-    lying = flipped(asked.problem, asked.is_transpose)
-    return dataclasses.replace(kernel.problem, a_major=lying.a_major, b_major=lying.b_major)
-
-
-def _timed_us(asked: Asked, kernel: Attempt) -> float | None:
-    """What XLA took, where the kernel was chosen by times of the product as XLA has it."""
-    record = kernel.plan.record if kernel.plan else None
-    is_its = record is not None and record.problem == measured.key(_as_xla_has(asked, kernel))
-    return record.xla_us if record and is_its else None
-
-
-def _is_known(asked: Asked, plan: Plan) -> bool:
-    """Whether no time that is only learned counts: kernels were measured, or sizes are a range."""
-    return plan.record is not None or asked.symbols is not None
 
 
 def _built(missing: Attempt) -> Attempt | str:

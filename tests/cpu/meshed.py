@@ -14,7 +14,7 @@ from lowered import collectives
 
 from jax_bwgemm.ops import choices
 from jax_bwgemm.planner.routes import Route
-from jax_bwgemm.runtime.attempts import Attempt
+from jax_bwgemm.runtime.rungs import Attempt
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 H200 = {"device": "h200", "on_fallback": "ignore"}

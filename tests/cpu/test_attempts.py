@@ -21,8 +21,9 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner import measured, parts, sooner, xla
 from jax_bwgemm.planner.measured import Time
-from jax_bwgemm.runtime import attempts, decision, jit_build
-from jax_bwgemm.runtime.attempts import Asked, alone, choose, expected, ladder
+from jax_bwgemm.runtime import attempts, decision, jit_build, rungs
+from jax_bwgemm.runtime.attempts import alone, choose, expected, ladder
+from jax_bwgemm.runtime.rungs import Asked
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
@@ -82,7 +83,7 @@ def test_a_slow_fused_kernel_loses_to_the_product_and_xlas_epilogue(have, monkey
     chosen = choose(Asked(FEW_RELU, "h200"))
     assert not chosen.is_fused and chosen.entry.variant.tile == NARROW
     (only, _) = ladder(Asked(FEW_RELU, "h200", SMALL)).attempts  # of the user's tile nothing is weighed
-    assert only.is_fused and chosen.us * attempts.CLEARLY < only.us
+    assert only.is_fused and chosen.us * rungs.CLEARLY < only.us
     assert re.search(
         r"the kernel that has it takes longer than the product's and XLA's pass over it, \d", chosen.reason
     )

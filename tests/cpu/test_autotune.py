@@ -18,7 +18,7 @@ from jax_bwgemm.facts.arch import ARCHS, Arch
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import measured
-from jax_bwgemm.runtime import attempts
+from jax_bwgemm.runtime import rungs
 from jax_bwgemm.runtime.decision import Decision, decide
 
 H200 = ARCHS["h200"]
@@ -46,7 +46,7 @@ def found(f: Any, *args: Any, **kwargs: Any) -> set[Problem]:
 def _artifacts(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few rows it has no kernels of transposed products; the others count as good enough, so that no product but
     the fused one is considered."""
-    monkeypatch.setattr(attempts, "CLEARLY", 10.0)
+    monkeypatch.setattr(rungs, "CLEARLY", 10.0)
 
 
 def test_one_product() -> None:

@@ -28,8 +28,9 @@ from jax_bwgemm.ops import takeover
 from jax_bwgemm.ops.partition import divide
 from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.plan import plan
-from jax_bwgemm.runtime.attempts import Asked, Attempt, choose
+from jax_bwgemm.runtime.attempts import choose
 from jax_bwgemm.runtime.config import FallbackError, FallbackWarning, config
+from jax_bwgemm.runtime.rungs import Asked, Attempt
 from tests.fuzz import fuzz, rounds
 
 ROWS = (1, 2, 16, 64, 65, 500, 513, 4096)

@@ -30,7 +30,8 @@ from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner.plan import plan
 from jax_bwgemm.runtime import artifacts, decision, jit_build
 from jax_bwgemm.runtime.artifacts import COMPILER, Manifest, verify
-from jax_bwgemm.runtime.attempts import Asked, choose
+from jax_bwgemm.runtime.attempts import choose
+from jax_bwgemm.runtime.rungs import Asked
 
 VARIANT = Variant("sm_90a", "bfloat16", "bfloat16", "bfloat16", "k", "n", Tile(128, 128))
 PROBLEM = Problem(512, 1024, 256)

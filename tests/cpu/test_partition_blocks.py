@@ -17,7 +17,7 @@ from meshed import F32, H200, arrays, compiled, grad, mesh_of, shapes_of
 import jax_bwgemm
 from jax_bwgemm.ops import choices, lowering
 from jax_bwgemm.planner.routes import Route
-from jax_bwgemm.runtime.attempts import Attempt
+from jax_bwgemm.runtime.rungs import Attempt
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,9 @@ from jax_bwgemm.planner import parts
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.measured import Record, Time
 from jax_bwgemm.planner.plan import plan
-from jax_bwgemm.runtime import attempts, decision
-from jax_bwgemm.runtime.attempts import Asked, choose
+from jax_bwgemm.runtime import attempts, decision, rungs
+from jax_bwgemm.runtime.attempts import choose
+from jax_bwgemm.runtime.rungs import Asked
 
 LONG = 1e9  # microseconds: no bound is in the way
 GRADIENT = Problem(1608, 80, 5656, a_major="m")  # of a narrow layer's weights
@@ -144,7 +145,7 @@ def test_the_planner_takes_parts_where_they_are_clearly_faster(kernels: None) ->
     assert chosen.plan.problem.whole_k == 5656
     assert chosen.us == chosen.plan.chosen.cost.us + parts.sum_us(GRADIENT, 3, H200)
     whole = choose(Asked(GRADIENT, "h200", Tile(64, 64, cluster_m=4, cluster_n=2, pingpong=True)))
-    assert attempts.CLEARLY * chosen.us < whole.us and whole.parts == 1
+    assert rungs.CLEARLY * chosen.us < whole.us and whole.parts == 1
     assert re.fullmatch(SAID.format(3, "1.."), chosen.reason)
     assert choose(Asked(DEEP, "h200")).parts == 32
 

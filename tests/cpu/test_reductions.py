@@ -27,8 +27,8 @@ from jax_bwgemm.ops import choices, lowering
 from jax_bwgemm.ops.reference import finish
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime import decision
-from jax_bwgemm.runtime.attempts import Attempt
 from jax_bwgemm.runtime.launch import request
+from jax_bwgemm.runtime.rungs import Attempt
 
 F32, E4M3 = jnp.float32, jnp.float8_e4m3fn
 Fun = Callable[..., Any]

@@ -21,7 +21,8 @@ from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import chain
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import sooner, xla
-from jax_bwgemm.runtime.attempts import Asked, ladder
+from jax_bwgemm.runtime.attempts import ladder
+from jax_bwgemm.runtime.rungs import Asked
 
 H200, H100 = by_name("h200"), by_name("h100")
 ROOT = Path(__file__).parent.parent.parent
