@@ -9,14 +9,13 @@ less, or more: those of kernels some of which are others by now, or of all that 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from jax_bwgemm.bench import forest, regret
+from jax_bwgemm.bench import forest, kernel_times, regret
 from jax_bwgemm.bench.fit import load
 from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.facts.arch import Arch
@@ -99,7 +98,7 @@ def main(paths: Sequence[Path], out: Path | None, seed: int) -> int:
 
 def _weight(path: Path) -> float:
     """Of a file's products."""
-    return float(json.loads(path.read_text())["facts"].get("weight", 1.0))
+    return float(kernel_times.load(path)[0].get("weight", 1.0))
 
 
 def kernels(product: Measured, arch: Arch, weight: float = 1.0) -> Kernels:

@@ -43,7 +43,10 @@ def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str
         return None
     if (timed_us := _timed_us(asked, kernel)) is not None:
         return sooner.why_timed(kernel.problem, us, timed_us)
-    return sooner.why_xla(_as_xla_has(asked, kernel), us, first.plan.arch, _is_known(asked, first.plan))
+    arch = first.plan.arch
+    if kernel.plan and kernel.plan.record:  # a measured time has no launch
+        us += arch.constants.launch_us
+    return sooner.why_xla(_as_xla_has(asked, kernel), us, arch, _is_known(asked, first.plan))
 
 
 def _why_lacking(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:

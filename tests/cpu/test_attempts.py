@@ -15,6 +15,7 @@ from fake_artifacts import fake_entry, write_fake_artifacts
 from lowered import W, X, calls, hlo, matmul, struct
 
 import jax_bwgemm
+from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import Epilogue, chain, label
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
@@ -392,6 +393,16 @@ def test_xlas_time_counts_for_what_it_was_of(timed, have, monkeypatch):
     timed(problem, 50.0)
     have(entry(BEST))
     assert choose(Asked(problem, "h200", is_transpose=(True, False))).entry is not None
+
+
+def test_what_is_expected_of_xla_is_compared_with_a_measured_time_and_its_launch(timed, monkeypatch):
+    """Of short sums, of which the formula alone tells something. XLA's own time was not taken."""
+    problem, launch_us = Problem(4096, 4096, 64), by_name("h200").constants.launch_us
+    timed(problem, None)
+    for us, is_xlas in ((102.9, True), (103.1, False)):
+        attempts.forget()
+        monkeypatch.setattr(sooner, "xla_us", lambda *_, us=us: launch_us + us)
+        assert (choose(Asked(problem, "h200")).entry is None) == is_xlas
 
 
 def test_what_xla_is_sooner_with_is_no_fallback(artifacts_dir, monkeypatch):
