@@ -245,22 +245,25 @@ def operands(problem: Problem, copies: int) -> tuple[list[Forms], list[Forms], l
     """`copies` of a and of b as stored, padded as TMA requires and, where that is another shape, as they are; behind
     all of a gated product's b the other one's; and what the epilogue adds.
 
-    Made on the host: a program that draws random numbers would have to be compiled for each shape.
+    Made on the host: a program that draws random numbers would have to be compiled for each shape. Copied while no
+    other process measures, whose kernels would take longer.
     """
     a = [_forms(problem, "a", problem.a_dtype, 2 * i) for i in range(copies)]
     b = [_forms(problem, "b", problem.b_dtype, 2 * i + 1) for i in range(copies * problem.num_bs)]
-    return a, b, [_random(extra.shape, extra.dtype, 0) for extra in problem.extras]
+    extras = [_random(extra.shape, extra.dtype, 0) for extra in problem.extras]
+    with timing.turn():
+        placed: tuple[list[Forms], list[Forms], list[jax.Array]] = jax.block_until_ready(jax.device_put((a, b, extras)))
+    return placed
 
 
-def _forms(problem: Problem, operand: str, dtype: str, seed: int) -> Forms:
+def _forms(problem: Problem, operand: str, dtype: str, seed: int) -> tuple[np.ndarray, ...]:
     *rows, row = padded_shape(problem, operand)
     shapes = dict.fromkeys(((*rows, row), (*rows, contiguous(problem, operand))))
     return tuple(_random(shape, dtype, seed) for shape in shapes)
 
 
-def _random(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
-    array: jax.Array = jax.device_put(np.resize(_pool(dtype)[seed * 997 :], shape))
-    return array
+def _random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    return np.resize(_pool(dtype)[seed * 997 :], shape)
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 `candidates` launches a kernel several times in a row, which tells many apart in little time. Alone behind a rest,
 kernels that are within a few per cent of each other may come in another order (seen on an H200). And some have a time
-for each place in memory that their operands have, so they are given several (docs/architecture.md, "Measured times").
+for each place in memory that their operands have, so they are given several, by several processes if there are any
+(docs/architecture.md, "Measured times").
 """
 
 from __future__ import annotations
@@ -32,26 +33,48 @@ WORTH = 0.99  # of its time in the planner's order: a kernel has another one onl
 XLA = Decision()  # no kernel of ours
 
 
-def refined(timed: Timed, arch: Arch, rounds: int, clock: Clock | None = None) -> Timed:
-    """With the times of the fastest kernels taken alone, each in its best order, and of XLA, if it computes the same;
-    and those of the others in proportion to the fastest's."""
-    wholes_us = timed.wholes_us
-    nearest = sorted(range(len(wholes_us)), key=wholes_us.__getitem__)[:MOST]
-    near = [i for i in nearest if wholes_us[i] <= NEAR * min(wholes_us)]
-    tried = [(i, own) for i in near for own in in_orders(timed.decisions[i])]
-    asked = [own for _, own in tried] + [XLA] * is_xlas(timed.problem)
-    of_all_us = (clock or alone)(timed.problem, asked, arch, rounds)
-    found_us, xlas_us = of_all_us[: len(tried)], of_all_us[len(tried) :]
-    times_us, decisions = list(timed.times_us), list(timed.decisions)
-    for i in near:
-        (first_us, _), *others = [(us, own) for (j, own), us in zip(tried, found_us, strict=True) if j == i]
-        times_us[i] = first_us
-        if others and (best := min(others, key=lambda other: other[0]))[0] < WORTH * first_us:
-            times_us[i], decisions[i] = best
-    longer = times_us[nearest[0]] / timed.times_us[nearest[0]]
-    times_us = [us if i in near else longer * us for i, us in enumerate(times_us)]
-    xla_us = next(iter(xlas_us), None)
-    return dataclasses.replace(timed, decisions=tuple(decisions), times_us=tuple(times_us), xla_us=xla_us)
+@dataclasses.dataclass(frozen=True)
+class Finals:
+    """The fastest kernels of a product, each in every order of tiles. `entrants`: positions in `timed`, and in which
+    order; XLA, if it computes the same, comes behind them. `runs_us`: what each process found, of all of them."""
+
+    timed: Timed
+    entrants: tuple[tuple[int, Decision], ...]
+    runs_us: tuple[tuple[float, ...], ...] = ()
+
+    @classmethod
+    def of(cls, timed: Timed) -> Finals:
+        """Before anything ran."""
+        wholes_us = timed.wholes_us
+        nearest = sorted(range(len(wholes_us)), key=wholes_us.__getitem__)[:MOST]
+        near = [i for i in nearest if wholes_us[i] <= NEAR * min(wholes_us)]
+        return cls(timed, tuple((i, own) for i in near for own in in_orders(timed.decisions[i])))
+
+    def run(self, arch: Arch, rounds: int, clock: Clock | None = None) -> Finals:
+        """Once more, by this process."""
+        problem = self.timed.problem
+        asked = [own for _, own in self.entrants] + [XLA] * is_xlas(problem)
+        found_us = tuple((clock or alone)(problem, asked, arch, rounds))
+        return dataclasses.replace(self, runs_us=(*self.runs_us, found_us))
+
+    @property
+    def refined(self) -> Timed:
+        """By the medians of what all processes found: the times of the entrants, each in its best order, and of XLA;
+        and those of the other kernels in proportion to the fastest's."""
+        timed = self.timed
+        medians_us = list(map(statistics.median, zip(*self.runs_us, strict=True)))
+        xla_us = medians_us.pop() if len(medians_us) > len(self.entrants) else None
+        found = list(zip(self.entrants, medians_us, strict=True))
+        times_us, decisions = list(timed.times_us), list(timed.decisions)
+        near = list(dict.fromkeys(i for i, _ in self.entrants))
+        for i in near:
+            (first_us, _), *others = [(us, own) for (j, own), us in found if j == i]
+            times_us[i] = first_us
+            if others and (best := min(others, key=lambda other: other[0]))[0] < WORTH * first_us:
+                times_us[i], decisions[i] = best
+        longer = times_us[near[0]] / timed.times_us[near[0]]
+        times_us = [us if i in near else longer * us for i, us in enumerate(times_us)]
+        return dataclasses.replace(timed, decisions=tuple(decisions), times_us=tuple(times_us), xla_us=xla_us)
 
 
 def is_xlas(problem: Problem) -> bool:

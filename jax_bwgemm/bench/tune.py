@@ -16,6 +16,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner import measured
 from jax_bwgemm.runtime.decision import kernels
 
+RUNS = 3  # of the finals, each by a process of its own, if several work side by side
 SLOWEST = 2.0  # times the least that is predicted of a product's kernels: what is to take longer is not timed
 HEADINGS = ("product", "kernels", "fastest", "us", "the model's", "us", "loses", "XLA's us")
 
@@ -54,21 +55,32 @@ def tune(
     num_processes: int = 1,
 ) -> list[Timed]:
     """Times the problems that have kernels at hand, of each those that are not predicted to be the slowest, the fastest
-    of these in every order of tiles (`finals`), and merges it into `path` at once; in the order of the problems."""
-    asked, timed = list(problems), dict[int, Timed]()
-    time = functools.partial(_time, arch=arch, rounds=rounds, clock=clock)
-    for num_done, (i, found) in enumerate(pool.each(time, asked, num_processes)):
-        if found is not None:
-            timed[i] = found
-            record = found.record
-            measured.save(measured.Table(arch.name, facts, {record.problem: record}), path)
-        progress(num_done + 1, len(asked))
-    return [timed[i] for i in sorted(timed)]
+    of these in every order of tiles (`finals`), and merges it into `path` at once; in the order of the problems. Of
+    several processes, the finals are run by RUNS different ones, and the medians merged again after each."""
+    runs = RUNS if num_processes > 1 else 1
+    asked: dict[int, Problem | finals.Finals] = dict(enumerate(problems))
+    measure = functools.partial(_measure, arch=arch, rounds=rounds, clock=clock)
+    num_done, num_all = 0, runs * len(asked)
+    for _ in range(runs):
+        places = list(asked)
+        for j, found in pool.each(measure, list(asked.values()), num_processes):  # new processes, all of them
+            if found is None:
+                del asked[places[j]]
+            else:
+                asked[places[j]] = found
+                record = found.refined.record
+                measured.save(measured.Table(arch.name, facts, {record.problem: record}), path)
+            num_done += 1 if found else runs
+            progress(num_done, num_all)
+    return [found.refined for found in asked.values() if isinstance(found, finals.Finals)]
 
 
-def _time(problem: Problem, arch: Arch, rounds: int, clock: Clock | None) -> Timed | None:
-    found = time_kernels(problem, arch, rounds, clock, SLOWEST)
-    return found and finals.refined(found, arch, rounds, clock)
+def _measure(asked: Problem | finals.Finals, arch: Arch, rounds: int, clock: Clock | None) -> finals.Finals | None:
+    """All kernels of a product, and its finals; or these once more. None where no kernel is at hand."""
+    if isinstance(asked, finals.Finals):
+        return asked.run(arch, rounds, clock)
+    timed = time_kernels(asked, arch, rounds, clock, SLOWEST)
+    return None if timed is None else finals.Finals.of(timed).run(arch, rounds, clock)
 
 
 def aligned(timed: Iterable[Timed]) -> str:

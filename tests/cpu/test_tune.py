@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import sys
 import types
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_bwgemm.bench import candidates, finals, kernel_times, regret, timing, tune
+from jax_bwgemm.bench import candidates, finals, kernel_times, pool, regret, timing, tune
 from jax_bwgemm.bench.candidates import Timed, burst, launch_order, operands, program, time_kernels
 from jax_bwgemm.bench.cases import LAYERS, MAX_ROTATION
 from jax_bwgemm.cli.main import main
@@ -233,6 +234,41 @@ def test_tuning_writes_what_the_planner_follows(
     assert saved is not None and saved.times[0].tile == found[0].name(found[0].fastest)
     assert measured.load(path).machine == {"name": "x"}
     assert found[0].regret > 0 and tune.line(found[0])[0] == measured.key(PROBLEM)
+
+
+def by_process(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
+    """All kernels take 100, and in the finals as many as the process's number has last digits."""
+    is_final = finals.XLA in decisions
+    return [float(100 + os.getpid() % 100) if is_final and own != finals.XLA else 100.0 for own in decisions]
+
+
+def test_finals_are_run_by_several_processes(
+    artifacts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each product by RUNS different ones, of whose times the table has the medians; one without a kernel is asked
+    for once."""
+    none = Problem(64, 64, 64, a_dtype="float32", b_dtype="float32")
+    problems = [PROBLEM, none, Problem(2048, 512, 256)]
+    kept: list[finals.Finals] = []
+    run = pool.each
+
+    def each(function: Any, asked: Sequence[Any], num_processes: int) -> Any:
+        kept[:] = [x for x in asked if isinstance(x, finals.Finals)]
+        for i, own in run(function, asked, num_processes):
+            kept.extend([own] if own else [])
+            yield i, own
+
+    monkeypatch.setattr(pool, "each", each)
+    seen: list[tuple[int, int]] = []
+    path = tmp_path / "table.json"
+    found = tune.tune(problems, H200, 3, path, {}, lambda *done: seen.append(done), by_process, num_processes=2)
+    assert [x.problem for x in found] == [problems[0], problems[2]]
+    assert sorted(seen)[-1] == (9, 9) and len(seen) == 3 + 2 + 2
+    for timed, whole in zip(found, sorted(kept[2:], key=lambda x: x.timed.problem.m), strict=True):
+        assert len(whole.runs_us) == tune.RUNS and whole.refined == timed
+        firsts = [us[0] for us in whole.runs_us]
+        assert min(timed.times_us) == sorted(firsts)[1] and timed.xla_us == 100.0
+    assert {x.us for x in measured.load(path).records[measured.key(PROBLEM)].times} == set(found[0].times_us)
 
 
 def test_what_is_predicted_to_take_long_is_not_timed(
