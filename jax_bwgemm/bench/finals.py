@@ -2,8 +2,8 @@
 
 `candidates` launches a kernel several times in a row, which tells many apart in little time. Alone behind a rest,
 kernels that are within a few per cent of each other may come in another order (seen on an H200). And some have a time
-for each place in memory that their operands have, so they are given several, by several processes if there are any
-(docs/architecture.md, "Measured times").
+for each place in memory that their operands have, so they are given several, by several processes if there are any, and
+what counts is the mean: nobody chooses that place (docs/architecture.md, "Measured times").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jax_bwgemm.runtime import artifacts, ffi
 from jax_bwgemm.runtime.decision import Decision
 
 NEAR, MOST = 1.06, 4  # times the least time, and kernels: what is timed again
-PLACES = 3  # in memory: each kernel's time is the median of those that it has with operands there
+PLACES = 3  # in memory: each kernel's time is the mean of those that it has with operands there
 WORTH = 0.99  # of its time in the planner's order: a kernel has another one only for that
 XLA = Decision()  # no kernel of ours
 
@@ -59,12 +59,12 @@ class Finals:
 
     @property
     def refined(self) -> Timed:
-        """By the medians of what all processes found: the times of the entrants, each in its best order, and of XLA;
+        """By the means of what all processes found: the times of the entrants, each in its best order, and of XLA;
         and those of the other kernels in proportion to the fastest's."""
         timed = self.timed
-        medians_us = list(map(statistics.median, zip(*self.runs_us, strict=True)))
-        xla_us = medians_us.pop() if len(medians_us) > len(self.entrants) else None
-        found = list(zip(self.entrants, medians_us, strict=True))
+        means_us = list(map(statistics.fmean, zip(*self.runs_us, strict=True)))
+        xla_us = means_us.pop() if len(means_us) > len(self.entrants) else None
+        found = list(zip(self.entrants, means_us, strict=True))
         times_us, decisions = list(timed.times_us), list(timed.decisions)
         near = list(dict.fromkeys(i for i, _ in self.entrants))
         for i in near:
@@ -105,7 +105,7 @@ def alone(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: i
     for values in places:
         measures = {str(i): timing.kernel_clock(own, copies, *values) for i, own in enumerate(compiled)}
         found_us.append(timing.of_the_fastest(measures, max(1, rounds // PLACES)))
-    return [statistics.median(own_us[str(i)] for own_us in found_us) for i in range(len(decisions))]
+    return [statistics.fmean(own_us[str(i)] for own_us in found_us) for i in range(len(decisions))]
 
 
 def xlas(problem: Problem, copies: int) -> Callable[..., list[jax.Array]]:

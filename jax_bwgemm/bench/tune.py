@@ -56,7 +56,7 @@ def tune(
 ) -> list[Timed]:
     """Times the problems that have kernels at hand, of each those that are not predicted to be the slowest, the fastest
     of these in every order of tiles (`finals`), and merges it into `path` at once; in the order of the problems. Of
-    several processes, the finals are run by RUNS different ones, and the medians merged again after each."""
+    several processes, the finals are run by RUNS different ones, and their means merged again after each."""
     runs = RUNS if num_processes > 1 else 1
     asked: dict[int, Problem | finals.Finals] = dict(enumerate(problems))
     measure = functools.partial(_measure, arch=arch, rounds=rounds, clock=clock)

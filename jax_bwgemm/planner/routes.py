@@ -27,12 +27,14 @@ Pair = tuple[bool, bool]  # of a and b
 class Route:
     """`problem` has the majors of the operands as a kernel gets them.
 
-    `from_source`: which of a and b are taken from before their transpose. `transposes`: which a repack transposes, and
-    pads on the way; until then they lie under the other major. `pads`: the kernel wants rows that TMA can step over.
+    `from_source`: which of a and b are taken from before their transpose. `as_given`: which are not, so that XLA makes
+    the transpose. `transposes`: which a repack transposes, and pads on the way; until then they lie under the other
+    major. `pads`: the kernel wants rows that TMA can step over.
     """
 
     problem: Problem
     from_source: Pair = (False, False)
+    as_given: Pair = (False, False)
     transposes: Pair = (False, False)
     pads: bool = True
 
@@ -45,32 +47,46 @@ class Route:
         return dataclasses.replace(self, pads=tile is None or not tile.direct)
 
     def transpose_us(self, arch: Arch) -> float:
-        """Of its passes that transpose; those that pad are a part of a tile's cost."""
-        return sum(repack_us(self.problem, x, arch) for x, flips in zip("ab", self.transposes, strict=True) if flips)
+        """Of the passes that transpose, XLA's and ours; those that pad are a part of a tile's cost."""
+        flips = zip("ab", self.as_given, self.transposes, strict=True)
+        return sum(repack_us(self.problem, x, arch) * (xlas + ours) for x, xlas, ours in flips)
 
-    def _preference(self, reads_any: bool) -> tuple[int, list[Pair]]:
+    @property
+    def has_passes(self) -> bool:
+        """Whether anything goes over an operand before the kernel does."""
+        return any((*self.as_given, *self.transposes, self.padding(0), self.padding(1)))
+
+    def may_beat(self, other: Route) -> bool:
+        """One of before it: by no more elements that repacks transpose, nor two passes over an operand."""
+        is_passed_twice = any(self.as_given[i] and self.padding(i) for i in range(2))
+        return self._transposed <= other._transposed and not is_passed_twice
+
+    @property
+    def _transposed(self) -> int:
+        """Elements, by repacks."""
+        return sum(_elements(self.problem, x) * flips for x, flips in zip("ab", self.transposes, strict=True))
+
+    @property
+    def _preference(self) -> tuple[int, list[Pair]]:
         """Few elements that repacks transpose before many; unpadded before padded, and of these without the transpose
         before with it."""
-        transposed = (_elements(self.problem, x) * flips for x, flips in zip("ab", self.transposes, strict=True))
-        return sum(transposed), [(self.padding(i) > 0 and not reads_any, not self.from_source[i]) for i in range(2)]
+        return self._transposed, [(self.padding(i) > 0, not self.from_source[i]) for i in range(2)]
 
 
-def routes(
-    problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: HasRepack, reads_any: bool = False
-) -> list[Route]:
-    """The best first. `is_transpose`: which operands can be had from before a transpose, as `w` in `x @ w.T`; `arch`
-    is None where no device is known, and `problem` what was asked, of operands as they are given. `reads_any`: kernels
-    of rows of any pitch are considered."""
+def routes(problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: HasRepack) -> list[Route]:
+    """The best first, if all kernels took the same. `is_transpose`: which operands can be had from before a transpose,
+    as `w` in `x @ w.T`; `arch` is None where no device is known, and `problem` what was asked, of operands as they are
+    given."""
     if not problem.is_static:
         return [Route(problem)]
     found = [
-        Route(flipped(problem, (a, b)), (a, b))
+        Route(flipped(problem, (a, b)), (a, b), (is_transpose[0] and not a, is_transpose[1] and not b))
         for a in ((True, False) if is_transpose[0] else (False,))
         for b in ((True, False) if is_transpose[1] else (False,))
     ]
     if arch is not None:
         found += [more for route in found for more in _k_major(route, arch, has_repack)]
-    return sorted(found, key=lambda route: route._preference(reads_any))
+    return sorted(found, key=lambda route: route._preference)
 
 
 def _k_major(route: Route, arch: Arch, has_repack: HasRepack) -> Iterator[Route]:
@@ -88,7 +104,7 @@ def _k_major(route: Route, arch: Arch, has_repack: HasRepack) -> Iterator[Route]
         made = [(padded_shape(other, x), _bytes(other, x)) for x, is_made in zip("ab", flips, strict=True) if is_made]
         if all(has_repack("transpose", size, shape) for shape, size in made):
             size = sum(math.prod(shape) * size for shape, size in made)
-            found.append((size, Route(other, route.from_source, flips)))
+            found.append((size, dataclasses.replace(route, problem=other, transposes=flips)))
     yield from (other for _, other in sorted(found, key=lambda entry: entry[0]))
 
 

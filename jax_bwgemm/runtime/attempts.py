@@ -23,10 +23,9 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.facts.repack import Shape
 from jax_bwgemm.facts.variant import variant_for
 from jax_bwgemm.planner import measured, parts
-from jax_bwgemm.planner.candidates import is_raw, is_small
 from jax_bwgemm.planner.cost import pass_us
 from jax_bwgemm.planner.plan import plan
-from jax_bwgemm.planner.routes import HasRepack, Route, routes
+from jax_bwgemm.planner.routes import Route, routes
 from jax_bwgemm.runtime import artifacts, jit_build, packs, rivals, rungs
 from jax_bwgemm.runtime.decision import Decision, decide, find_repack, target_arch, why_not_asked, why_not_launched
 from jax_bwgemm.runtime.rungs import Asked, Attempt, Ladder, is_as_good_as_any, us_of
@@ -133,8 +132,8 @@ def _ladder(asked: Asked, arch: Arch | str, files: tuple[object, ...]) -> Ladder
 
 @dataclasses.dataclass(frozen=True)
 class _Rung:
-    """One product under all routes: the first kernel that is at hand; if there is none, those that could be compiled,
-    and the refusals. `illegal` and `considered` as in `Ladder`."""
+    """One product under all routes: the cheapest of the kernels that are at hand, passes before it and all; if there is
+    none, those that could be compiled, and the refusals. `illegal` and `considered` as in `Ladder`."""
 
     ready: Attempt | None = None
     missing: tuple[Attempt, ...] = ()
@@ -157,8 +156,10 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
 
     refused: list[Attempt] = []
     considered: list[Problem] = []
-    illegal = None
-    for route in _routes(problem, asked, arch, has_repack):
+    illegal, best = None, None
+    for route in routes(problem, asked.is_transpose, arch, has_repack):
+        if best and not route.may_beat(best.route):
+            continue
         considered.append(route.problem)
         try:
             how = asked.device, asked.tile, asked.is_emulated, asked.batch_invariant, asked.symbols
@@ -166,26 +167,18 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
         except ValueError as error:
             illegal = illegal or str(error)
             continue
-        if not route.pads and not (decision.entry and decision.entry.variant.tile.direct):
+        if decision.entry is None:
+            refused.append(Attempt(route, decision.plan, reason=_with_remedy(asked, decision)))
             continue
-        if decision.entry is not None:
-            ready = Attempt(route.to(decision.entry.variant.tile), decision.plan, decision.entry)
-            return _Rung(_priced(ready, arch), considered=tuple(considered))
-        refused.append(Attempt(route, decision.plan, reason=_with_remedy(asked, decision)))
+        own = route.to(decision.entry.variant.tile)
+        ready = _priced(Attempt(own, decision.plan, decision.entry), arch)
+        best = ready if best is None or ready.us < best.us else best
+        if asked.batch_invariant or not own.has_passes:
+            break
+    if best:
+        return _Rung(best, considered=tuple(considered))
     missing = [_to_build(asked, attempt, arch) for attempt in refused] if asked.compiles else []
     return _Rung(None, tuple(filter(None, missing)), tuple(refused), illegal, tuple(considered))
-
-
-def _routes(problem: Problem, asked: Asked, arch: Arch, has_repack: HasRepack) -> Iterator[Route]:
-    """The best first. Before them, for a direct kernel alone (`pads` is False), the one that is the best if nothing has
-    to be padded, where that is another: of a small product, or a thin one, whose large operand a transpose would pass
-    over first."""
-    found = routes(problem, asked.is_transpose, arch, has_repack)
-    if problem.is_static:
-        shortest = routes(problem, asked.is_transpose, arch, has_repack, reads_any=True)[0]
-        if shortest != found[0] and (is_small(problem, arch) or is_raw(shortest.problem, arch)):
-            yield dataclasses.replace(shortest, pads=False)
-    yield from found
 
 
 def _to_build(asked: Asked, refused: Attempt, arch: Arch) -> Attempt | None:

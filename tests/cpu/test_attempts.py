@@ -22,12 +22,14 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
 from jax_bwgemm.planner import measured, parts, sooner, xla
 from jax_bwgemm.planner.measured import Time
+from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime import attempts, decision, jit_build, rungs
 from jax_bwgemm.runtime.attempts import alone, choose, expected, ladder
 from jax_bwgemm.runtime.rungs import Asked
 from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
+transpose_us = Route.transpose_us
 BEST, SMALL, NARROW = Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 64, stream_k=True)
 BF16 = ("bfloat16",) * 3
 
@@ -65,6 +67,25 @@ def test_a_thin_product_reads_its_rows_from_before_a_transpose(have):
     chosen = ladder(Asked(thin, "h100", is_transpose=(True, False))).attempts[0]
     assert (chosen.route.from_source, chosen.problem.a_major) == ((True, False), "m")
     assert ladder(Asked(thin, "h100")).attempts[0].problem.a_major == "k"  # a itself: nothing was transposed
+
+
+@pytest.mark.parametrize("passes, from_source", [(0.0, (False, False)), (1.0, (True, False))])
+def test_a_transpose_that_xla_makes_has_its_price(artifacts_dir, monkeypatch, passes, from_source):
+    """As given, a needs no padding, but a pass that transposes it; without that pass, which is what is counted
+    `passes` times, the kernel of operands as given would be the faster one."""
+    problem = Problem(2803, 72, 360)
+    monkeypatch.setattr(Route, "transpose_us", lambda route, arch: passes * transpose_us(route, arch))
+    chosen = ladder(Asked(problem, "h200", is_transpose=(True, False))).attempts[0]
+    assert chosen.route.from_source == from_source
+    assert chosen.route.as_given == (not from_source[0], False)
+    alone_us = chosen.plan.chosen.cost.us
+    assert chosen.us == pytest.approx(alone_us)
+
+
+def test_rows_of_one_product_are_taken_as_it_is_given(artifacts_dir):
+    """Whatever that costs: what is cheaper follows from the number of rows."""
+    asked = Asked(Problem(2803, 72, 360), "h200", is_transpose=(True, False), batch_invariant=True)
+    assert choose(asked).route.as_given == (True, False)
 
 
 def test_a_fused_kernel_wins_where_it_is_as_fast(have):

@@ -63,7 +63,7 @@ def test_the_fastest_are_timed_again_in_every_order(artifacts_dir: Path) -> None
 
 
 def test_alone_every_launch_has_operands_of_its_own(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each of three places, of which the median counts: the first kernel was lucky in one."""
+    """In each of three places, of which the mean counts: the first kernel is lucky in one."""
     launched: list[tuple[int, int]] = []
     places: list[int] = []
 
@@ -84,7 +84,8 @@ def test_alone_every_launch_has_operands_of_its_own(artifacts_dir: Path, monkeyp
     monkeypatch.setattr(timing, "kernel_clock", clock)
     monkeypatch.setattr(ffi, "register", lambda directories: None)
     _, decisions = kernels(PROBLEM, H200)
-    assert finals.alone(PROBLEM, decisions[:3], H200, 5) == [30.0, 20.0, 40.0] and launched == [(2, 1)] * 3
+    assert finals.alone(PROBLEM, decisions[:3], H200, 5) == pytest.approx([71 / 3, 20.0, 40.0])
+    assert launched == [(2, 1)] * 3
     assert len(set(places)) == finals.PLACES and places == [place for place in places[::3] for _ in range(3)]
 
 
@@ -100,12 +101,12 @@ def test_xla_is_timed_beside_them(artifacts_dir: Path) -> None:
     assert again.xla_us == again.record.xla_us == 90.0 and set(again.times_us) == {100.0}
 
 
-def test_the_medians_of_several_processes_count(artifacts_dir: Path) -> None:
-    """The first kernel, and XLA, were lucky in one of three."""
+def test_the_means_of_several_processes_count(artifacts_dir: Path) -> None:
+    """The first kernel, and XLA, are lucky in one of three."""
     found = time_kernels(PROBLEM, H200, 3, lambda problem, own, arch, rounds: [100.0] * len(own))
     assert found is not None
     own = finals.Finals.of(found)
-    for first_us, xla_us in ((80.0, 99.0), (104.0, 97.0), (103.0, 70.0)):
+    for first_us, xla_us in ((80.0, 99.0), (120.0, 97.0), (118.0, 74.0)):
 
         def clock(
             problem: Problem, asked: Sequence[Decision], arch: Arch, rounds: int, firsts: float, xlas: float
@@ -115,8 +116,8 @@ def test_the_medians_of_several_processes_count(artifacts_dir: Path) -> None:
         own = own.run(H200, 7, functools.partial(clock, firsts=first_us, xlas=xla_us))
     first, *_ = own.entrants
     again = own.refined
-    assert len(own.runs_us) == 3 and again.xla_us == 97.0
-    assert again.times_us[first[0]] == 101.0, "in another order: 103 us are not worth the planner's"
+    assert len(own.runs_us) == 3 and again.xla_us == 90.0
+    assert again.times_us[first[0]] == 101.0, "in another order: the planner's takes 106"
     others = [us for i, us in enumerate(again.times_us) if i in {j for j, _ in own.entrants[1:]} - {first[0]}]
     assert set(others) == {101.0}
 
