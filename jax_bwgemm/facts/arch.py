@@ -53,8 +53,9 @@ class Arch:
 
     def max_clusters(self, ctas: int) -> int:
         """Clusters of `ctas`, a power of two, that run at once: what a device said, which may have had more SMs."""
-        known = dict(zip((1, 2, 4, 8, 16), self.clusters, strict=False))
-        return max(1, min(known.get(ctas, self.num_sms), self.num_sms // ctas))
+        power = ctas.bit_length() - 1
+        known = self.clusters[power] if power < len(self.clusters) else self.num_sms
+        return max(1, min(known, self.num_sms // ctas))
 
     @property
     def peak_tflops(self) -> float:

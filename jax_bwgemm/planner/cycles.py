@@ -3,6 +3,8 @@ Puts none together: that is `streams`' and `cost`'s. The numbers are the arch's 
 
 from __future__ import annotations
 
+import functools
+
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import concurrent_clusters, fill_bytes, fill_parts, inside, num_tiles, readers
 from jax_bwgemm.facts.padding import ends_within_sectors, is_torn
@@ -74,12 +76,21 @@ def fill_cycles(tile: Tile, problem: Problem, arch: Arch, sharing: int = 1) -> f
     c, clusters = arch.constants, max(num_tiles(tile, problem), sharing)
     ctas = min(concurrent_clusters(tile, arch), clusters) * tile.cluster_ctas
     rate = min(c.l2_alone_bytes_per_clk, c.l2_read_bytes_per_clk * arch.num_sms / ctas)
+    read_bytes, least = _filled(tile, problem, arch)
+    return max(read_bytes / rate, least)
+
+
+@functools.lru_cache(maxsize=1024)
+def _filled(tile: Tile, problem: Problem, arch: Arch) -> tuple[float, float]:
+    """Of `fill_cycles`, which is asked for every way of sharing tiles: the bytes that are read, and the cycles that
+    lines and those who want them take at any rate."""
+    c = arch.constants
     a, b = fill_parts(tile, DTYPE_BYTES[problem.a_dtype])
     inside_a, inside_b = inside(tile, problem)
     torn_a, torn_b = (c.torn_lines if is_torn(problem, x) else 1.0 for x in "ab")
-    read = (a * inside_a * torn_a + b * inside_b * torn_b) / rate
     turns = c.row_cycles * sum(load_rows(tile, problem, x, c.torn_lines) for x in "ab")
-    return max(read, turns, c.line_cycles * max(readers(tile, problem, arch)))
+    read_bytes = a * inside_a * torn_a + b * inside_b * torn_b
+    return read_bytes, max(turns, c.line_cycles * max(readers(tile, problem, arch)))
 
 
 def load_rows(tile: Tile, problem: Problem, operand: str, torn: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -26,6 +27,7 @@ class Stream:
 NO_STREAM = Stream()
 
 
+@functools.lru_cache(maxsize=1024)  # its cost, the features of that, and the plan ask for it
 def best_stream(tile: Tile, problem: Problem, arch: Arch) -> Stream:
     """Which tiles are best divided between all clusters. More clusters have less to multiply each, but one of them adds
     up what the others have of its tile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,14 +57,21 @@ class Trees:
 
     def sums(self, rows: np.ndarray) -> np.ndarray:
         """What all trees add, of each of the rows (row, feature)."""
-        tree = np.arange(len(self.asked))
-        at = np.zeros((len(rows), len(self.asked)), np.intp)
+        asked, limit, left = self._flat
+        num_rows, num_features = rows.shape
+        flat, first = np.ascontiguousarray(rows).ravel(), num_features * np.arange(num_rows)[:, None]
+        at = np.broadcast_to(self.asked.shape[1] * np.arange(len(self.asked)), (num_rows, len(self.asked)))
         for _ in range(self.depth):
-            asked = self.asked[tree, at]
-            goes_right = np.take_along_axis(rows, np.maximum(asked, 0), 1) > self.value[tree, at]
-            at = self.left[tree, at] + (goes_right & (asked != LEAF))
-        found: np.ndarray = self.value[tree, at].sum(1)
+            at = left.take(at) + (flat.take(first + asked.take(at)) > limit.take(at))
+        found: np.ndarray = self.value.ravel().take(at).sum(1)
         return found
+
+    @functools.cached_property
+    def _flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(asked, limit, left) of all nodes in a row, of which a leaf asks for any feature and sends nothing on."""
+        is_leaf = self.asked == LEAF
+        left = self.left + self.asked.shape[1] * np.arange(len(self.asked))[:, None]
+        return np.where(is_leaf, 0, self.asked).ravel(), np.where(is_leaf, np.inf, self.value).ravel(), left.ravel()
 
 
 def load(path: Path, version: int, of: Callable[[dict[str, Any]], Made], rule: str) -> Made:

@@ -51,6 +51,8 @@ PACKS = {CUBIN: "{}.cubin", PTX: "{}.ptx"}  # of a target's
 PACKED_MANIFEST = "{}.json"
 MOST_KERNEL_BYTES = 2**26  # of a cubin, and of PTX before and after gzip: 2**18
 
+State = tuple[tuple[str, Stamp | None, Stamp | None], ...]
+
 _added: list[pathlib.Path] = []
 
 
@@ -78,7 +80,7 @@ def launch_dirs() -> tuple[pathlib.Path, ...]:
     return *artifact_dirs(), *packs.directories()
 
 
-def state() -> tuple[tuple[str, Stamp | None, Stamp | None], ...]:
+def state() -> State:
     """Of all artifact directories, what changes with their manifests and with the files in them."""
     paths = map(os.fspath, artifact_dirs())
     return tuple((path, _files.stamp(path), _files.stamp(os.path.join(path, MANIFEST_NAME))) for path in paths)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 
@@ -47,7 +49,8 @@ def decide(
         return Decision(reason=arch)
     if reason := why_not_asked(problem, symbols):
         return Decision(reason=reason)
-    missing = _missing_ptx if is_emulated else _missing
+    suffix = artifacts.PTX if is_emulated else artifacts.CUBIN
+    missing = _missing(artifacts.state(), suffix)
     known = None if symbols or problem.whole_k else measurements(problem, arch)
     chosen = plan(
         problem,
@@ -62,7 +65,7 @@ def decide(
     blocked = why_not_launched(is_emulated)
     if chosen.variant is None or blocked:
         return Decision(chosen, reason=chosen.reason or blocked)
-    entry = artifacts.ready(chosen.variant, artifacts.PTX if is_emulated else artifacts.CUBIN)
+    entry = artifacts.ready(chosen.variant, suffix)
     return Decision(chosen, reason=entry) if isinstance(entry, str) else Decision(chosen, entry)
 
 
@@ -88,10 +91,11 @@ def register(is_emulated: bool) -> None:
 
 def kernels(problem: Problem, arch: Arch) -> tuple[Plan, list[Decision]]:
     """The cost model's own plan, whatever was measured; and each candidate that has a cubin, planned by itself."""
-    modelled = plan(problem, arch, missing=_missing)
+    missing = _missing(artifacts.state(), artifacts.CUBIN)
+    modelled = plan(problem, arch, missing=missing)
     decisions = []
     for candidate in modelled.candidates:
-        own = plan(problem, arch, missing=_missing, among=(candidate,)) if candidate.reason is None else None
+        own = plan(problem, arch, missing=missing, among=(candidate,)) if candidate.reason is None else None
         entry = artifacts.ready(own.variant) if own and own.variant else None
         if isinstance(entry, Entry):
             decisions.append(Decision(own, entry))
@@ -146,14 +150,17 @@ def _is_stale(time: Time, problem: Problem, arch: Arch) -> bool:
     return isinstance(entry, Entry) and not entry.cubin_sha256.startswith(time.cubin)
 
 
-def _missing(variant: Variant) -> str | None:
-    found = artifacts.find(variant)
-    return found if isinstance(found, str) else None
+@functools.lru_cache(maxsize=8)
+def _missing(seen: artifacts.State, suffix: str) -> Callable[[Variant], str | None]:
+    """Why a variant's file cannot be had, or None, as `plan` asks it of a hundred a product: kept for as long as the
+    artifacts stay as they were `seen`."""
 
+    @functools.cache
+    def missing(variant: Variant) -> str | None:
+        found = artifacts.find(variant, suffix)
+        return found if isinstance(found, str) else None
 
-def _missing_ptx(variant: Variant) -> str | None:
-    found = artifacts.find(variant, artifacts.PTX)
-    return found if isinstance(found, str) else None
+    return missing
 
 
 def _cuda_devices() -> list[jax.Device]:

@@ -17,6 +17,7 @@ from jax_bwgemm.facts.shipped import SHIPPED_TILES
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.planner.candidates import candidates
 from jax_bwgemm.planner.plan import plan
+from jax_bwgemm.runtime import decision
 from jax_bwgemm.runtime.config import forget_reported
 
 H200, B200 = ARCHS["h200"], ARCHS["b200"]
@@ -135,14 +136,12 @@ def test_without_cubins(no_artifacts):
 
 
 def test_a_missing_cubin(artifacts_dir, monkeypatch):
-    from jax_bwgemm.runtime import artifacts
+    missing = decision._missing
 
-    find = artifacts.find
+    def without(*seen):
+        return lambda v: "no cubin" if v.tile.cta_m * v.tile.mma_n == 128 * 256 else missing(*seen)(v)
 
-    def without(v, suffix="cubin"):
-        return "no cubin" if v.tile.cta_m * v.tile.mma_n == 128 * 256 else find(v, suffix)
-
-    monkeypatch.setattr(artifacts, "find", without)
+    monkeypatch.setattr(decision, "_missing", without)
     text = str(jax_bwgemm.explain(X, X, device="h200"))
     assert "cubin not available" in text
     best = re.search(r"(\S+) +[\d.]+ us .* cubin not available", text)  # the first of them
