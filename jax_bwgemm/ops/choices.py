@@ -181,6 +181,7 @@ def note_kernels(choices: Sequence[Choice]) -> None:
     attempt, view, route = choice.attempt, choice.view, choice.attempt.route
     names = "ba" if view.flips else "ab"
     notes = [f"{x} moved by XLA" for x, ways in zip(names, (view.rows, view.columns), strict=True) if ways[0].moves]
+    notes += [f"{x} transposed by XLA" for x, is_made in zip(names, route.as_given, strict=True) if is_made]
     notes += [f"{x} transposed" for x, flips in zip(names, route.transposes, strict=True) if flips]
     notes += [f"{x} padded" for i, x in enumerate(names) if route.padding(i) and not route.transposes[i]]
     if choice.symbols:

@@ -18,6 +18,7 @@ measured: `python -m jax_bwgemm bench --regret 200` prints what the model's choi
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.geometry import cluster_tiles, k_steps, l2_bytes, multiplied_flops, num_waves, wave_shape
@@ -126,6 +127,7 @@ def roofline_us(problem: Problem, arch: Arch) -> float:
     return max(problem.flops / (peak_tflops(problem, arch) * 1e6), problem.min_bytes / (arch.memory_tb_per_s * 1e6))
 
 
+@functools.lru_cache(maxsize=1024)  # for a tile's cost, and for the features of that
 def shipped_schedule(tile: Tile, problem: Problem, arch: Arch) -> Schedule:
     """What our kernels do with a tile."""
     store = store_of(tile, problem)

@@ -57,7 +57,8 @@ class Route:
         return any((*self.as_given, *self.transposes, self.padding(0), self.padding(1)))
 
     def may_beat(self, other: Route) -> bool:
-        """One of before it: by no more elements that repacks transpose, nor two passes over an operand."""
+        """Whether it may cost less than `other`, which comes first: not with more elements that repacks transpose, nor
+        with two passes over an operand."""
         is_passed_twice = any(self.as_given[i] and self.padding(i) for i in range(2))
         return self._transposed <= other._transposed and not is_passed_twice
 

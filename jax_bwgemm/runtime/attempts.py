@@ -158,7 +158,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
     considered: list[Problem] = []
     illegal, best = None, None
     for route in routes(problem, asked.is_transpose, arch, has_repack):
-        if best and not route.may_beat(best.route):
+        if best is not None and not route.may_beat(best.route):
             continue
         considered.append(route.problem)
         try:
@@ -175,7 +175,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
         best = ready if best is None or ready.us < best.us else best
         if asked.batch_invariant or not own.has_passes:
             break
-    if best:
+    if best is not None:
         return _Rung(best, considered=tuple(considered))
     missing = [_to_build(asked, attempt, arch) for attempt in refused] if asked.compiles else []
     return _Rung(None, tuple(filter(None, missing)), tuple(refused), illegal, tuple(considered))

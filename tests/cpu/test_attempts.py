@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import time
 import warnings
@@ -86,6 +87,10 @@ def test_rows_of_one_product_are_taken_as_it_is_given(artifacts_dir):
     """Whatever that costs: what is cheaper follows from the number of rows."""
     asked = Asked(Problem(2803, 72, 360), "h200", is_transpose=(True, False), batch_invariant=True)
     assert choose(asked).route.as_given == (True, False)
+    for deterministic, passes in (("batch", "a transposed by XLA"), ("run", "a padded")):
+        multiply = functools.partial(matmul, deterministic=deterministic)
+        told = jax_bwgemm.explain(lambda x, w, f=multiply: f(x.T, w), struct(360, 2803), struct(360, 72))
+        assert str(told).endswith(f"; {passes}")
 
 
 def test_a_fused_kernel_wins_where_it_is_as_fast(have):
