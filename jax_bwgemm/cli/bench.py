@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="medians over so many whole runs (1); of --tune, --regret, --orders: side by side, and of --tune the finals "
-        "by three of them",
+        help="medians over so many whole runs (1); of --tune, --regret, --orders: side by side, and of --tune "
+        "the finals by three of them",
     )
     parser.add_argument(
         "--merge", type=Path, nargs="+", metavar="RESULT", help="instead: one result of several runs, with medians"
