@@ -172,7 +172,7 @@ def _rung(asked: Asked, problem: Problem, arch: Arch) -> _Rung:
             continue
         own = route.to(decision.entry.variant.tile)
         ready = _priced(Attempt(own, decision.plan, decision.entry), arch)
-        best = ready if best is None or ready.us < best.us else best
+        best = min(filter(None, (best, ready)), key=_launched_us)
         if asked.batch_invariant or not own.has_passes:
             break
     if best is not None:
@@ -207,6 +207,11 @@ def _priced(attempt: Attempt, arch: Arch) -> Attempt:
     assert attempt.plan is not None and chosen is not None  # it has a kernel
     kernel_us = us_of(chosen, attempt.plan.record is not None)
     return dataclasses.replace(attempt, us=kernel_us + attempt.route.transpose_us(arch))
+
+
+def _launched_us(attempt: Attempt) -> float:
+    assert attempt.plan is not None  # it has a kernel
+    return rungs.launched_us(attempt.us, attempt.plan)
 
 
 def _in_order(asked: Asked, arch: Arch, fused: _Rung, product: _Rung) -> Ladder:

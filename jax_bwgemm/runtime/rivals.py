@@ -9,7 +9,7 @@ from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
 from jax_bwgemm.planner import measured, sooner
 from jax_bwgemm.planner.plan import Plan
 from jax_bwgemm.planner.routes import flipped
-from jax_bwgemm.runtime.rungs import Asked, Attempt, is_as_good_as_any, least_us
+from jax_bwgemm.runtime.rungs import Asked, Attempt, is_as_good_as_any, launched_us, least_us
 
 XLA_LIMIT, XLA_SLACK_US = 1.25, 5.0  # of the best tile of our lists: XLA's kernels are about as fast (docs/results.md);
 # and two launches more, since its times for small products differ by as much between processes
@@ -43,10 +43,8 @@ def _why_sooner(asked: Asked, kernel: Attempt, us: float, first: Attempt) -> str
         return None
     if (timed_us := _timed_us(asked, kernel)) is not None:
         return sooner.why_timed(kernel.problem, us, timed_us)
-    arch = first.plan.arch
-    if kernel.plan and kernel.plan.record:  # a measured time has no launch
-        us += arch.constants.launch_us
-    return sooner.why_xla(_as_xla_has(asked, kernel), us, arch, _is_known(asked, first.plan))
+    us = launched_us(us, kernel.plan) if kernel.plan else us
+    return sooner.why_xla(_as_xla_has(asked, kernel), us, first.plan.arch, _is_known(asked, first.plan))
 
 
 def _why_lacking(asked: Asked, kernel: Attempt, first: Attempt) -> str | None:

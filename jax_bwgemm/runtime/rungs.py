@@ -81,6 +81,12 @@ def us_of(candidate: Candidate, is_measured: bool) -> float:
     return candidate.cost.us if not is_measured else (candidate.measured_us or 0.0) + candidate.cost.padding_us
 
 
+def launched_us(us: float, plan: Plan) -> float:
+    """With the launch, which a predicted time has and a measured one has not: what times of both kinds are compared
+    by."""
+    return us + (plan.arch.constants.launch_us if plan.record is not None else 0.0)
+
+
 def least_us(plan: Plan | None) -> float:
     """What the best tile of our lists takes that XLA has, too, whether its cubin is there or not; as the plan's choice
     was made, by what was measured or by what is predicted."""

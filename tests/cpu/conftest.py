@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import pytest
@@ -14,6 +14,7 @@ from fake_machine import fake_driver, machine  # noqa: F401 - fixtures
 from jax_bwgemm import config
 from jax_bwgemm.facts.tile import FEW
 from jax_bwgemm.planner.candidates import SWAPPED_ROWS
+from jax_bwgemm.runtime.artifacts import Entry
 
 jax.config.update("jax_num_cpu_devices", 8)  # for meshes; takes effect when the backend starts
 
@@ -60,3 +61,14 @@ def layers_on_h200(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> I
 def no_artifacts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def have(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes the only kernels that there are."""
+
+    def write(*entries: Entry) -> None:
+        write_fake_artifacts(tmp_path, entries)
+        monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
+
+    return write

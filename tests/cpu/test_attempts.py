@@ -6,52 +6,28 @@ import dataclasses
 import functools
 import re
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_artifacts import fake_entry, write_fake_artifacts
+from fake_artifacts import fake_entry
+from few_kernels import BEST, BF16, NARROW, SMALL, entry, with_epilogue
 from lowered import W, X, calls, hlo, matmul, struct
 
 import jax_bwgemm
-from jax_bwgemm.facts.arch import by_name
 from jax_bwgemm.facts.epilogue import Epilogue, chain, label
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.planner import measured, parts, sooner, xla
-from jax_bwgemm.planner.measured import Time
+from jax_bwgemm.planner import parts
 from jax_bwgemm.planner.routes import Route
 from jax_bwgemm.runtime import attempts, decision, jit_build, rungs
 from jax_bwgemm.runtime.attempts import alone, choose, expected, ladder
 from jax_bwgemm.runtime.rungs import Asked
-from tests.cases import fused
 
 PROBLEM = Problem(4096, 4096, 4096)
 transpose_us = Route.transpose_us
-BEST, SMALL, NARROW = Tile(128, 256, cluster_m=2), Tile(128, 128), Tile(64, 64, stream_k=True)
-BF16 = ("bfloat16",) * 3
-
-
-def entry(tile, epilogue="identity", dtypes=BF16):
-    return fake_entry(Variant("sm_90a", *dtypes, "k", "n", tile, fused(epilogue)))
-
-
-@pytest.fixture
-def have(tmp_path, monkeypatch):
-    """Writes the only kernels that there are."""
-
-    def write(*entries):
-        write_fake_artifacts(tmp_path, entries)
-        monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path))
-
-    return write
-
-
-def with_epilogue(problem, **steps):
-    return dataclasses.replace(problem, epilogue=chain(**steps))
 
 
 FEW = Problem(64, 4096, 14400)  # not in the table that ships
@@ -325,121 +301,3 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_said(no_artifacts
     assert (
         hlo(lambda x, w: jax_bwgemm.matmul(x, w, on_fallback="ignore", device="h200"), X, W).count("dot_general") == 1
     )
-
-
-def test_short_sums_are_xlas(have, monkeypatch):
-    """Where XLA is expected to be done before our kernel. Not where somebody asks for a kernel."""
-    monkeypatch.setattr(sooner, "xla_us", xla.xla_us)
-    have(entry(NARROW), entry(SMALL), entry(SMALL, "relu"))
-    few = Problem(128, 256, 40)
-    sentence = r"XLA is expected to take [\d.]+ us for 128 x 256 sums of 40 products, our kernel [\d.]+: pass `tile=`"
-    chosen = choose(Asked(few, "h200"))
-    assert chosen.entry is None and re.search(sentence, chosen.reason)
-    assert choose(Asked(few, "h200", SMALL)).entry is not None
-    assert choose(Asked(with_epilogue(few, activation="relu"), "h200")).entry is not None
-    assert choose(Asked(dataclasses.replace(few, batch=2, a_batch=2, b_batch=2), "h200")).entry is not None
-    assert choose(Asked(Problem(128, 255, 420), "h200")).entry is None  # whose rows are padded before
-    assert choose(Asked(Problem(4096, 2048, 420), "h200")).entry is not None
-
-
-@pytest.mark.parametrize(
-    "xla_us, is_sooner, why",
-    [(1.0, True, "XLA is expected"), (32.0, False, "XLA is expected"), (None, False, "the kernels at hand")],
-)
-def test_that_kernels_lack_is_said_where_xla_is_sooner_for_it(have, monkeypatch, xla_us, is_sooner, why):
-    """The best tile is predicted to take 26 us, and the only one at hand 41."""
-    monkeypatch.setattr(sooner, "xla_us", lambda *_: xla_us)
-    have(entry(NARROW))
-    chosen = choose(Asked(Problem(2048, 2048, 2048), "h200"))
-    assert chosen.entry is None and chosen.is_sooner == is_sooner and chosen.reason.startswith(why)
-
-
-def test_a_kernel_at_hand_runs_where_xla_itself_would_take_longer(have, monkeypatch):
-    """Whatever a better tile would take, which is not at hand and which XLA is not expected to have either."""
-    monkeypatch.setattr(sooner, "xla_us", lambda *_: 400.0)
-    have(entry(NARROW))
-    assert choose(Asked(Problem(2048, 2048, 2048), "h200")).entry is not None
-
-
-def test_xla_is_asked_of_the_operand_before_its_transpose(have, monkeypatch):
-    """Which it reads, whatever a kernel of ours gets."""
-    have(entry(NARROW))
-    seen = []
-    monkeypatch.setattr(sooner, "xla_us", lambda problem, _: seen.append((problem.a_major, problem.b_major)))
-    for is_transpose, majors in (
-        ((False, False), ("k", "n")),
-        ((False, True), ("k", "k")),
-        ((True, False), ("m", "n")),
-    ):
-        seen.clear()
-        choose(Asked(Problem(2048, 2048, 2048), "h200", is_transpose=is_transpose))
-        assert set(seen) == {majors}
-
-
-@pytest.fixture
-def timed(have, tmp_path, monkeypatch):
-    """Writes what the only kernel took of a product, 100 us, and XLA."""
-    tn = fake_entry(Variant("sm_90a", *BF16, "m", "n", BEST, fused("identity")))
-    have(entry(BEST), entry(BEST, "relu"), tn)
-    monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
-
-    def write(problem, xla_us):
-        own = tn if problem.a_major == "m" else entry(BEST)
-        time = Time(str(BEST), False, 100.0, own.cubin_sha256[: measured.CUBIN_DIGITS])
-        record = measured.Record(measured.key(problem), measured.now(), (time,), xla_us)
-        measured.save(measured.Table("h200", {}, {record.problem: record}), measured.user_path("h200"))
-
-    return write
-
-
-@pytest.mark.parametrize(
-    "change", [{}, {"batch": 2, "a_batch": 2, "b_batch": 2}, {"a_major": "m"}], ids=["plain", "batch", "tn"]
-)
-def test_what_xla_was_timed_to_be_faster_with_is_xlas(timed, change):
-    problem = dataclasses.replace(Problem(4096, 4096, 4104), **change)
-    timed(problem, 98.9)
-    chosen = choose(Asked(problem, "h200"))
-    assert chosen.entry is None and chosen.is_sooner and chosen.for_its_sizes
-    assert chosen.reason.startswith("XLA was timed to take 98.9 us for 4096 x 4096 sums of 4104 products, our kernel 1")
-    assert choose(Asked(problem, "h200", BEST)).entry is not None
-    timed(problem, 99.1)
-    assert choose(Asked(problem, "h200")).entry is not None
-
-
-def test_xlas_time_counts_for_what_it_was_of(timed, have, monkeypatch):
-    """Not for an epilogue, for which the kernel's time is borrowed, nor where XLA reads the operand from before its
-    transpose. And no expectation counts beside it."""
-    problem = Problem(4096, 4096, 4104)
-    monkeypatch.setattr(sooner, "xla_us", lambda *_: 1.0)
-    timed(problem, 50.0)
-    assert choose(Asked(with_epilogue(problem, activation="relu"), "h200")).entry is not None
-    assert choose(Asked(problem, "h200")).entry is None
-    timed(problem, 150.0)
-    assert choose(Asked(problem, "h200")).entry is not None
-    timed(problem, 50.0)
-    have(entry(BEST))
-    assert choose(Asked(problem, "h200", is_transpose=(True, False))).entry is not None
-
-
-def test_what_is_expected_of_xla_is_compared_with_a_measured_time_and_its_launch(timed, monkeypatch):
-    """Of short sums, of which the formula alone tells something. XLA's own time was not taken."""
-    problem, launch_us = Problem(4096, 4096, 64), by_name("h200").constants.launch_us
-    timed(problem, None)
-    for us, is_xlas in ((102.9, True), (103.1, False)):
-        attempts.forget()
-        monkeypatch.setattr(sooner, "xla_us", lambda *_, us=us: launch_us + us)
-        assert (choose(Asked(problem, "h200")).entry is None) == is_xlas
-
-
-def test_what_xla_is_sooner_with_is_no_fallback(artifacts_dir, monkeypatch):
-    """Nothing is raised or warned; `explain` and `stats` tell."""
-    monkeypatch.setattr(sooner, "xla_us", lambda *_: 1.0)
-    x = jnp.ones((256, 256), jnp.bfloat16)
-    jax_bwgemm.stats(reset=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        text = hlo(lambda a, b: jax_bwgemm.matmul(a, b, on_fallback="error", device="h200"), x, x)
-    assert "dot_general" in text and "custom_call" not in text
-    (why,) = jax_bwgemm.stats(reset=True).fallbacks
-    assert "XLA is expected to take 1.0 us" in why
-    assert "XLA is expected to take 1.0 us" in str(jax_bwgemm.explain(x, x, device="h200"))

@@ -237,9 +237,9 @@ def test_tuning_writes_what_the_planner_follows(
 
 
 def by_process(problem: Problem, decisions: Sequence[Decision], arch: Arch, rounds: int) -> list[float]:
-    """All kernels take 100, and in the finals as many as the process's number has last digits."""
+    """All kernels take 100, and in the finals 100 and the process's number."""
     is_final = finals.XLA in decisions
-    return [float(100 + os.getpid() % 100) if is_final and own != finals.XLA else 100.0 for own in decisions]
+    return [float(100 + os.getpid()) if is_final and own != finals.XLA else 100.0 for own in decisions]
 
 
 def test_finals_are_run_by_several_processes(
@@ -267,6 +267,7 @@ def test_finals_are_run_by_several_processes(
     for timed, whole in zip(found, sorted(kept[2:], key=lambda x: x.timed.problem.m), strict=True):
         assert len(whole.runs_us) == tune.RUNS and whole.refined == timed
         firsts = [us[0] for us in whole.runs_us]
+        assert len(set(firsts)) == tune.RUNS
         assert min(timed.times_us) == pytest.approx(sum(firsts) / tune.RUNS) and timed.xla_us == 100.0
     assert {x.us for x in measured.load(path).records[measured.key(PROBLEM)].times} == set(found[0].times_us)
 
