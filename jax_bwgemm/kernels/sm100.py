@@ -45,6 +45,7 @@ from jax_bwgemm.kernels.params import Hints, Maps, Order, Params, Sizes
 from jax_bwgemm.kernels.sm100_store import STORE_THREADS, ResidualRole, Shared, StoreRole
 from jax_bwgemm.kernels.sm100_tmem import Tmem
 from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.start import enter
 from jax_bwgemm.kernels.walk import Walk, walk_of
 
 MULTIPLY_WARP = pipelines.EPILOGUE_WARPS
@@ -217,18 +218,19 @@ class Sm100Gemm:
         split = KSplit(tile, walk.x, STORE_THREADS, parts, written, drained)
         shared = Shared(sA, sB, sC, sRs, ab, acc, residual, split)
 
-        pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
-        cute.arch.griddepcontrol_wait()
         if warp_idx == LOAD_WARP:
             self.load(params, shared, walk)
         elif warp_idx == MULTIPLY_WARP:
+            enter(facts.cluster)
             cute.arch.barrier(barrier_id=TMEM_BARRIER, number_of_threads=STORE_THREADS + 32)
             address = self.tmem_pointer(tmem_address)
             self.multiply(mma, cute.make_tensor(address, tmem.mma_layout(mma)), shared, walk)
         elif warp_idx == RESIDUAL_WARP:  # without one, there is no such warp
+            enter(facts.cluster)
             if cutlass.const_expr(facts.moves.matrices):
                 self.residual.run(params, shared, walk)
         else:
+            enter(facts.cluster)
             if warp_idx == 0:
                 tmem.allocate(tmem_address)
             cute.arch.barrier(barrier_id=TMEM_BARRIER, number_of_threads=STORE_THREADS + 32)

@@ -2,8 +2,8 @@
 
 Timetable of a CTA (1 + W warpgroups, W = 1 to 3 consumers):
 
-    warpgroup 0, warp 0   load      TMA of A and B into the stages, for one tile after the other
-    its last W warps      residual  with a residual, one for each consumer: TMA of its boxes into the store buffers,
+    warpgroup 0, warp 3   load      TMA of A and B into the stages, for one tile after the other
+    its first W warps     residual  with a residual, one for each consumer: TMA of its boxes into the store buffers,
                                     and of the result out of them
     warpgroups 1..W       multiply  wgmma on 64-row slabs of every stage, then round and store their own rows
 
@@ -72,9 +72,11 @@ from jax_bwgemm.kernels.sm90_residual import ResidualRole, handover_of, init_han
 from jax_bwgemm.kernels.sm90_store import Backlog, SplitStore, Sums, WayOut, WgmmaValues, store_sums
 from jax_bwgemm.kernels.sm90_wgmma import Wgmma
 from jax_bwgemm.kernels.split_k import KSplit
+from jax_bwgemm.kernels.start import enter
 from jax_bwgemm.kernels.stream_k import Exchange
 from jax_bwgemm.kernels.walk import Walk, walk_of
 
+LOAD_WARP = 3  # of warpgroup 0; its warp 0 makes the barriers
 SM_REGISTERS = 65536  # CUDA C++ programming guide, technical specifications, 9.0; one CTA has them all
 
 
@@ -158,7 +160,7 @@ class Sm90Gemm:
     def kernel(self, params: Params) -> None:
         facts, tile, deal, maps = self.facts, self.facts.tile, self.deal, params.maps
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp_idx == 0:
+        if warp_idx == LOAD_WARP:
             for atom in maps.moved(facts.boxes.store):
                 cpasync.prefetch_descriptor(atom)
 
@@ -199,17 +201,17 @@ class Sm90Gemm:
         split = KSplit(tile, walk.x, deal.threads, parts, written, drained)
         shared = Shared(sA, sB, sC, ab, residual_barriers, split)
 
-        pipeline.pipeline_init_wait(cluster_shape_mn=facts.cluster)
-        cute.arch.griddepcontrol_wait()
         if warp_idx < pipelines.WARPS_PER_WARPGROUP:
             cute.arch.setmaxregister_decrease(load_registers(deal.warpgroups))
-            if warp_idx == 0:
+            if warp_idx == LOAD_WARP:
                 self.load(params, shared, walk)
-            if cutlass.const_expr(facts.moves.matrices):
-                first = cutlass.const_expr(pipelines.WARPS_PER_WARPGROUP - deal.warpgroups)
-                if warp_idx >= first:
-                    self.residual.run(params, sC, residual_barriers, Hand(deal, walk, warp_idx - first))
+            else:
+                enter(facts.cluster)
+                if cutlass.const_expr(facts.moves.matrices):  # noqa: SIM102
+                    if warp_idx < deal.warpgroups:
+                        self.residual.run(params, sC, residual_barriers, Hand(deal, walk, warp_idx))
         else:
+            enter(facts.cluster)
             cute.arch.setmaxregister_increase(multiply_registers(deal.warpgroups))
             self.multiply(params, shared, walk)
 

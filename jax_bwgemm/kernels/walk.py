@@ -33,6 +33,9 @@ def high(x: Uint32, y: Uint32) -> Uint32:
 ON_DEVICE = Arithmetic(cutlass.min, cutlass.select_, high)
 
 
+Place = tuple[Int32, Int32, Int32, Int32, Int32]  # (m, n, l) of a tile, and of its k tiles the first and how many
+
+
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """A cluster's items: `base`, `base + step`, ... are the pieces of its share, what comes before are whole tiles."""
@@ -88,6 +91,12 @@ class Walk:
             tile_m, tile_n, l_idx = tile_coordinates(idx, self.order, ON_DEVICE)
         m_idx = Int32(tile_m) * self.tile.cluster_m + self.x
         return m_idx, Int32(tile_n) * self.tile.cluster_n + self.y, Int32(l_idx)
+
+    def place_of(self, idx: Uint32) -> Place:
+        """What a load needs of item `idx`, of which there may be none."""
+        item = self.item_of(idx)
+        m_idx, n_idx, l_idx = self.tile_of(item.tile_idx)
+        return m_idx, n_idx, l_idx, item.k_first, item.k_count
 
 
 def part_of(k_tiles: Int32, z: Int32, tile: Tile) -> tuple[Int32, Int32]:
