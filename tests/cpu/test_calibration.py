@@ -50,6 +50,8 @@ HELD_OUT = {
     "h200_forms_held_out.json": (0.02, 0.066, 0.3),
     "h200_any_held_out.json": (0.015, 0.05, 0.4),
     "h200_any_again_held_out.json": (0.015, 0.05, 0.55),
+    "h200_any_sooner_held_out.json": (0.015, 0.05, 0.5),
+    "h200_third_held_out.json": (0.015, 0.05, 0.4),
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
 H200 = by_name("h200")
 IN_EIGHTS = {
