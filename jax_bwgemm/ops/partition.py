@@ -8,6 +8,8 @@ for batches, rows and columns; for a sharded sum, partial products that are adde
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,9 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_bwgemm._version import __version__
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.problem import FP8_DTYPES
@@ -26,9 +30,12 @@ from jax_bwgemm.facts.recipe import ALIGN_BYTES
 from jax_bwgemm.ops.primitive import fused_matmul_p, fused_product, is_linear, matmul_p
 from jax_bwgemm.ops.reference import aligned, finish
 from jax_bwgemm.ops.shape_rules import explicit_sharding, sizes_of, whole_spec
+from jax_bwgemm.runtime import artifacts
 
 Axes = tuple[str, ...]
 Placement = Mapping[str, Axes]  # the mesh axes over which a mode is sharded
+DIGEST_DIGITS = 16
+FLOPS_A_BYTE = 1500  # that a device computes while it moves a byte: an H200's 0.7 PFLOP/s beside 450 GB/s of NVLink
 
 try:
     # Primitives that are told the devices when they are lowered, as custom_partitioning has to be: no public name yet.
@@ -87,11 +94,20 @@ def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> 
     divided.def_partition(partition=_Partition(params), sharding_rule=sharding_rule(params))
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        outs: tuple[jax.Array, ...] = divided(*operands)
+        with set_xla_metadata(jax_bwgemm=_digest(params)):
+            outs: tuple[jax.Array, ...] = divided(*operands)
         return tuple(_as_typed(out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True))
 
     emitted: Sequence[Any] = mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
     return emitted
+
+
+def _digest(params: dict[str, Any]) -> str:
+    """What tells one product from another of the same shapes, for the key of JAX's persistent compilation cache: beside
+    it the program has only the callback's address, which users leave out of the key. With the manifests, for the
+    callback chooses from these."""
+    told = [f"{name}={value!r}" for name, value in sorted(params.items())]
+    return hashlib.sha256("\n".join([__version__, *artifacts.digests(), *told]).encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 def _as_typed(out: jax.Array, aval: Any) -> jax.Array:
@@ -113,13 +129,14 @@ class Division:
     """How modes are sharded: of operands, of what the epilogue reads, and of results.
 
     `summed`: the axes over which partial products are added. `scattered`: the mode along which each device then keeps a
-    part, over its last axis; operands have all of it.
+    part, over its last axes, which are `over`; operands have all of it.
     """
 
     operands: Placement
     result: Placement
     summed: Axes = ()
     scattered: str | None = None
+    over: Axes = ()
 
 
 def divide(
@@ -130,9 +147,9 @@ def divide(
     the bytes of an element of a, b and the result.
 
     An axis divides one mode. It stays with a mode of the result that asks for it, if an operand has it there or no sum
-    does: a summed mode that both operands have on that axis makes partial products, reduced and scattered. One that a
-    single operand has sharded makes partial products where adding them moves no more bytes than gathering that operand.
-    Unless it `may_sum`, there are no partial products: what is sharded along a sum is gathered.
+    does: a summed mode that both operands have on that axis makes partial products, reduced and scattered, over all the
+    last axes of a mode of the result that are such. Unless it `may_sum`, there are no partial products: what is sharded
+    along a sum is gathered.
 
     Shards of unequal sizes are padded with anything, which is neither summed nor reduced.
     """
@@ -140,13 +157,15 @@ def divide(
     kept: dict[str, Axes] = {}
     used: set[str] = set()
     scattered: str | None = None
+    over: Axes = ()
     summable = contraction.summed if may_sum else ""
     both = {axis for mode in summable for axis in set(a.get(mode, ())) & set(b.get(mode, ()))}
     for mode in contraction.out:
         own = {axis for x in (a, b) for axis in x.get(mode, ())}
         axes = result.get(mode, ())
-        if axes and axes[-1] in both and axes[-1] not in own and scattered is None:
-            scattered, axes = mode, axes[:-1]
+        num_last = len(list(itertools.takewhile((both - own).__contains__, reversed(axes))))
+        if num_last and scattered is None:
+            scattered, over, axes = mode, axes[-num_last:], axes[:-num_last]
         kept[mode] = tuple(axis for axis in axes if axis not in used)
         used |= set(kept[mode])
     for mode in contraction.out:  # a result that is to be gathered is so afterwards
@@ -158,26 +177,38 @@ def divide(
             kept[mode] = ()
     summed: list[str] = []
     for mode in contraction.summed:
-        axes = _free(a.get(mode) or b.get(mode, ()), used)
-        gathered = sum(
-            _shard_elems(modes, sizes, mesh, kept) * width
-            for modes, spec, width in zip(contraction.operands, (a, b), widths, strict=False)
-            if _free(spec.get(mode, ()), used)
-        )
-        added = 2 * _shard_elems(contraction.out, sizes, mesh, kept) * widths[2]
-        is_shared = a.get(mode) == b.get(mode)
-        is_worth_it = may_sum and (is_shared or added <= gathered) and sizes[mode] % _parts(mesh, axes) == 0
-        kept[mode] = axes if is_worth_it else ()
+        kept[mode] = _axes_of_sum(contraction, mode, sizes, mesh, (a, b), kept, used, widths) if may_sum else ()
         used |= set(kept[mode])
         summed += kept[mode]
     wanted = {mode: kept[mode] for mode in contraction.out}
     if scattered is not None:
-        last = result[scattered][-1]
-        if last in summed and sizes[scattered] % _parts(mesh, (*kept[scattered], last)) == 0:
-            wanted[scattered] = (*kept[scattered], last)
+        parts = *kept[scattered], *over
+        if set(over) <= set(summed) and sizes[scattered] % _parts(mesh, parts) == 0:
+            wanted[scattered] = parts
         else:
-            scattered = None
-    return Division(kept, wanted, tuple(summed), scattered)
+            scattered, over = None, ()
+    return Division(kept, wanted, tuple(summed), scattered, over)
+
+
+def _axes_of_sum(
+    contraction: Contraction, mode: str, sizes: Mapping[str, int], mesh: Mapping[str, int], specs: Sequence[Placement],
+    kept: Placement, used: set[str], widths: tuple[int, int, int],
+) -> Axes:  # fmt: skip
+    """The axes over which a summed mode makes partial products, none where what is sharded is gathered instead.
+
+    What both operands have sharded, in any order, or one of them further, makes some; what a single one has, where
+    adding them takes no longer than gathering that operand, for then all devices of these axes compute the same.
+    """
+    own = [_free(spec.get(mode, ()), used) for spec in specs]
+    shards = [_shard_elems(modes, sizes, mesh, kept) for modes in contraction.operands[:2]]
+    moved = [elems * width for elems, width in zip(shards, widths[:2], strict=True)]
+    axes = max(zip(own, moved, strict=True), key=lambda x: (len(x[0]), x[1]))[0]
+    gathered = sum(size for size, has in zip(moved, own, strict=True) if has)
+    results = _shard_elems(contraction.out, sizes, mesh, kept)
+    repeated = 2 * results * sizes[mode] * (1 - 1 / _parts(mesh, axes))
+    is_shared = all(set(has) and set(has) <= set(axes) for has in own)
+    is_sooner = 2 * results * widths[2] <= gathered + repeated / FLOPS_A_BYTE
+    return axes if (is_shared or is_sooner) and sizes[mode] % _parts(mesh, axes) == 0 else ()
 
 
 def _shard_elems(modes: str, sizes: Mapping[str, int], mesh: Mapping[str, int], kept: Placement) -> int:
@@ -244,9 +275,11 @@ def _local(operands: Sequence[jax.Array], division: Division, params: dict[str, 
     """The results of a device, of its shards."""
     a, b, *others = map(_aligned, operands)
     contraction: Contraction = params["contraction"]
+    tile = params["tile"]
     if any(division.operands[mode] for mode in contraction.free_a + contraction.free_b):  # b's shard is not a's
         contraction = dataclasses.replace(contraction, symmetric=False)
-    params = params | {"out_sharding": None, "contraction": contraction}
+        tile = None if tile is not None and tile.symmetric else tile
+    params = params | {"out_sharding": None, "contraction": contraction, "tile": tile}
     if not division.summed:
         return fused_product(a, b, others, **params)
     bs, extras = (b, *others[: contraction.num_bs - 1]), others[contraction.num_bs - 1 :]
@@ -297,9 +330,8 @@ def _added(partial: jax.Array, division: Division, contraction: Contraction) -> 
     if division.scattered is None:
         whole: jax.Array = lax.psum(partial, division.summed)
         return whole
-    axis = division.result[division.scattered][-1]
-    rest = tuple(other for other in division.summed if other != axis)
+    rest = _free(division.summed, set(division.over))
     partial = lax.psum(partial, rest) if rest else partial
     dim = contraction.out.index(division.scattered)
-    own: jax.Array = lax.psum_scatter(partial, axis, scatter_dimension=dim, tiled=True)
+    own: jax.Array = lax.psum_scatter(partial, division.over, scatter_dimension=dim, tiled=True)
     return own

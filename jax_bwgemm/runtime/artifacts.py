@@ -8,6 +8,7 @@ has packs, and a manifest an architecture, so that of the others' nothing is rea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -24,6 +25,7 @@ from jax_bwgemm.runtime import packs
 from jax_bwgemm.runtime.manifest import (
     COMPILER,
     MANIFEST_NAME,
+    MOST_MANIFEST_BYTES,
     REMEDY,
     Entry,
     Manifest,
@@ -46,6 +48,7 @@ __all__ = [
     "write_manifest",
 ]
 
+VARIABLE = "JAX_BWGEMM_ARTIFACTS"
 CUBIN, PTX = "cubin", "ptx.gz"  # suffixes of a kernel's files
 PACKS = {CUBIN: "{}.cubin", PTX: "{}.ptx"}  # of a target's
 PACKED_MANIFEST = "{}.json"
@@ -61,11 +64,17 @@ def artifact_dirs() -> tuple[pathlib.Path, ...]:
 
     An editable install has two package directories: the sources and what was built.
     """
-    if named := [part for part in os.environ.get("JAX_BWGEMM_ARTIFACTS", "").split(os.pathsep) if part]:
+    if named := [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]:
         return (*map(pathlib.Path, named), *_added)
     package = sys.modules[__name__.partition(".")[0]]
     own = [pathlib.Path(directory) / "_artifacts" for directory in package.__path__]
     return *([directory for directory in own if directory.is_dir()] or own[:1]), *_added
+
+
+def or_variable() -> str:
+    """What else mends directories without the kernels that are asked for: behind a remedy, where a variable names them,
+    and a build or an installation goes elsewhere."""
+    return f", or correct or unset {VARIABLE}" if os.environ.get(VARIABLE) else ""
 
 
 def add_dir(directory: str | os.PathLike[str]) -> None:
@@ -84,6 +93,15 @@ def state() -> State:
     """Of all artifact directories, what changes with their manifests and with the files in them."""
     paths = map(os.fspath, artifact_dirs())
     return tuple((path, _files.stamp(path), _files.stamp(os.path.join(path, MANIFEST_NAME))) for path in paths)
+
+
+def digests() -> tuple[str, ...]:
+    """Of the manifests of all artifact directories, which are the same on all hosts that have the same kernels."""
+    found = []
+    for path in artifact_dirs():
+        with contextlib.suppress(OSError, _files.FileError):  # whoever needs a kernel of it says so
+            found.append(_files.sha256(path / MANIFEST_NAME, MOST_MANIFEST_BYTES))
+    return tuple(found)
 
 
 @overload
@@ -174,7 +192,7 @@ def _locate(name: str, suffix: str) -> _Place | str:
         if not isinstance(place, str):
             return place
         reasons.append(place)
-    return "; ".join(reasons)
+    return _joined(reasons)
 
 
 def _ready(name: str, suffix: str) -> tuple[Entry | RepackEntry, pathlib.Path] | str:
@@ -187,7 +205,12 @@ def _ready(name: str, suffix: str) -> tuple[Entry | RepackEntry, pathlib.Path] |
             except FileError as error:
                 place = str(error)
         reasons.append(place)
-    return "; ".join(reasons)
+    return _joined(reasons)
+
+
+def _joined(reasons: list[str]) -> str:
+    is_told = any(reason.endswith((REMEDY, packs.REMEDY)) for reason in reasons)
+    return "; ".join(reasons) + (or_variable() if is_told else "")
 
 
 def _places(name: str, suffix: str) -> Iterator[_Place | str]:

@@ -1,0 +1,118 @@
+"""Products whose sums are sharded over several axes of a mesh, or not alike in both operands; and what keeps divided
+products apart in JAX's persistent compilation cache."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshed import BF16, F32, H200, arrays, compiled, mesh_of, shapes_of
+
+import jax_bwgemm
+from jax_bwgemm.facts.contraction import Contraction
+from jax_bwgemm.ops import lowering, partition
+from jax_bwgemm.ops.partition import divide
+
+ours = functools.partial(jax_bwgemm.matmul, **H200)
+BOTH = P(("x", "y"))
+
+
+@pytest.fixture(autouse=True)
+def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this CPU, planned for an H200."""
+    monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
+
+
+def placed(shapes: Sequence[tuple[int, ...]], specs: Sequence[P]) -> list[jax.Array]:
+    mesh = mesh_of(AxisType.Auto)
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays(*shapes), specs, strict=True)]
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), ("y", "x")], ids=str)
+@pytest.mark.parametrize("column", [False, True], ids=["m", "n"])
+def test_a_result_wanted_on_all_of_ks_axes_is_scattered_once(axes: tuple[str, str], column: bool) -> None:
+    """Of which every device has the part that its place on both axes says."""
+    operands = placed(((64, 32), (32, 48)), (P(None, ("x", "y")), BOTH))
+    spec = P(None, axes) if column else P(axes)
+    got, found = compiled(ours, operands, out_shardings=NamedSharding(operands[0].sharding.mesh, spec))
+    assert found == ["reduce-scatter"] and got.sharding.spec == spec
+    np.testing.assert_array_equal(got, np.asarray(operands[0], np.float32) @ np.asarray(operands[1], np.float32))
+
+
+@pytest.mark.parametrize("rows", [64, 512])
+def test_fsdp_over_two_axes_moves_weights_and_gradients_alone(rows: int) -> None:
+    """No more of it with more tokens; jnp's sum is one all-reduce, which moves twice as much."""
+    operands = placed(((32, 48), (rows, 32)), (BOTH, BOTH))
+
+    def step(f: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+            return (f(x, w).astype(F32) * jnp.arange(1.0, 49.0)).sum()
+
+        return lambda w, x: jax.grad(loss)(w, x)
+
+    out = operands[0].sharding
+    got, found = compiled(step(ours), operands, out_shardings=out)
+    want, _ = compiled(step(jnp.matmul), operands, out_shardings=out)
+    assert found == ["reduce-scatter"] and shapes_of(got) == shapes_of(want)
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=2.0**-6)
+
+
+UNLIKE = {
+    "in another order": ((P(None, ("y", "x")), BOTH), ["all-reduce", "collective-permute"], True),
+    "one of them further": ((P(None, "x"), BOTH), ["all-reduce"], False),
+    "one of them further, on rows' axis": ((P("y", "x"), BOTH), ["all-gather", "all-reduce"], True),
+}  # and whether jnp has the same collectives: it gathers both operands of the second
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_sum_that_operands_have_sharded_unlike_is_of_partial_products(name: str) -> None:
+    """And not of gathered operands, of which each device would compute the same."""
+    specs, want, is_jnps = UNLIKE[name]
+    operands = placed(((64, 32), (32, 48)), specs)
+    got, found = compiled(ours, operands)
+    theirs, their_collectives = compiled(jnp.matmul, operands)
+    assert sorted(found) == want and (sorted(their_collectives) == want) == is_jnps
+    assert shapes_of(got) == shapes_of(theirs)
+    np.testing.assert_array_equal(got, theirs)
+
+
+@pytest.mark.parametrize("k, summed", [(64, ()), (4096, ("x",))])
+def test_a_sum_of_one_operands_is_gathered_where_that_takes_less_time(k: int, summed: tuple[str, ...]) -> None:
+    """What all devices compute again counts beside what is moved: little, of a short sum."""
+    sizes, specs = {"m": 4096, "k": k, "n": 4096}, ({"m": (), "k": ("x",)}, {"k": (), "n": ()})
+    found = divide(Contraction("mk", "kn", "mn"), sizes, {"x": 8}, specs, {"m": (), "n": ()})
+    assert found.summed == summed
+
+
+def test_a_symmetric_tile_is_left_out_where_rows_are_sharded() -> None:
+    """There a device's part is no symmetric product."""
+    (a,) = placed(((512, 64),), (P("x"),))
+    tile = "128x256x64_cta1_cluster2x1_symmetric"
+    got, _ = compiled(lambda a: jax_bwgemm.gram(a, tile=tile, **H200), [a])
+    np.testing.assert_array_equal(got, np.asarray(a, np.float32) @ np.asarray(a, np.float32).T)
+
+
+def test_the_program_tells_products_of_the_same_shapes_apart() -> None:
+    """`jax_remove_custom_partitioning_ptr_from_cache_key` leaves the callback out of the cache's key."""
+    operands = placed(((64, 32), (32, 48)), (P("x"), P()))
+
+    def digest(**options: Any) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition, "is_divided", lambda ctx: True)
+            text = jax.jit(lambda a, b: ours(a, b, **options)).lower(*operands).as_text()
+        (found,) = set(re.findall(r'jax_bwgemm = "(\w+)"', text))
+        return found
+
+    options: list[dict[str, Any]] = [{}, {"activation": "relu"}, {"activation": "silu"}, {"alpha": 2.0}]
+    options += [{"alpha": 3.0}, {"tile": "128x128x64_cta1_cluster1x1"}, {"out_dtype": BF16, "precision": "highest"}]
+    found = [digest(**own) for own in options]
+    assert len(set(found)) == len(options) and found == [digest(**own) for own in options]
