@@ -72,7 +72,7 @@ def why_not(ctx: Any) -> str | None:
         return f"in a `shard_map` a kernel requires all mesh axes to be manual, and {names} is left to XLA"
     if manual is None and getattr(context, "device_assignment", None) is None:
         return f"jax {jax.__version__} does not tell the devices of a mesh to a product that is lowered"
-    if manual is None and getattr(context, "abstract_mesh", None) is None:
+    if manual is None and _mesh_of(context) is None:
         return "a kernel requires shardings over one mesh (`NamedSharding`), and there is none"
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
         return (
@@ -87,6 +87,14 @@ def why_not(ctx: Any) -> str | None:
     return None
 
 
+def _mesh_of(context: Any) -> Any:
+    """Of the program's arguments, results and constraints, else of `jax.set_mesh`: JAX tells none where operands are
+    placed only by what is in the program."""
+    told = getattr(context, "abstract_mesh", None)
+    current = jax.sharding.get_abstract_mesh()
+    return told if told is not None or current.empty or current.size != context.num_devices else current
+
+
 def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     """Of a program for which there is no `why_not`. The local products are lowered like any other, when the partitioner
     knows the shards."""
@@ -98,6 +106,10 @@ def lower_divided(ctx: Any, operands: Sequence[Any], params: dict[str, Any]) -> 
             outs: tuple[jax.Array, ...] = divided(*operands)
         return tuple(_as_typed(out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True))
 
+    module, context = ctx.module_context, ctx.module_context.axis_context
+    if getattr(context, "manual_axes", None) is None and context.abstract_mesh is None:
+        told = dataclasses.replace(context, abstract_mesh=_mesh_of(context))
+        ctx = ctx.replace(module_context=module.replace(axis_context=told))
     emitted: Sequence[Any] = mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
     return emitted
 

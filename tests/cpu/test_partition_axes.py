@@ -19,7 +19,7 @@ from meshed import BF16, F32, H200, arrays, compiled, mesh_of, shapes_of
 
 import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.ops import lowering, partition
+from jax_bwgemm.ops import lowering, partition, takeover
 from jax_bwgemm.ops.partition import divide
 
 ours = functools.partial(jax_bwgemm.matmul, **H200)
@@ -29,7 +29,8 @@ BOTH = P(("x", "y"))
 @pytest.fixture(autouse=True)
 def _cuda_rule(artifacts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this CPU, planned for an H200."""
-    monkeypatch.setattr(lowering, "platforms_of", lambda ctx: ["cuda"])
+    for room in (lowering, takeover):
+        monkeypatch.setattr(room, "platforms_of", lambda ctx: ["cuda"])
 
 
 def placed(shapes: Sequence[tuple[int, ...]], specs: Sequence[P]) -> list[jax.Array]:
@@ -91,6 +92,27 @@ def test_a_sum_of_one_operands_is_gathered_where_that_takes_less_time(k: int, su
     sizes, specs = {"m": 4096, "k": k, "n": 4096}, ({"m": (), "k": ("x",)}, {"k": (), "n": ()})
     found = divide(Contraction("mk", "kn", "mn"), sizes, {"x": 8}, specs, {"m": (), "n": ()})
     assert found.summed == summed
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("said", ["matmul", "installed"])
+def test_operands_that_the_program_places_are_divided_over_the_current_mesh(kind: AxisType, said: str) -> None:
+    """JAX tells a lowering no mesh then. Devices in an order of their own."""
+    devices = np.array(jax.devices())[[3, 1, 0, 2, 7, 4, 6, 5]].reshape(4, 2)
+    x, w = (np.asarray(x) for x in arrays((64, 32), (32, 48)))
+    with jax.set_mesh(jax.sharding.Mesh(devices, ("x", "y"), axis_types=(kind,) * 2)):
+        place = jax.lax.with_sharding_constraint if kind is AxisType.Auto else jax.sharding.reshard
+        product = ours if said == "matmul" else jnp.matmul
+
+        def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+            return product(place(x, P("x")), place(w, P(None, "y")))
+
+        with jax_bwgemm.installed(), jax_bwgemm.config(**H200):
+            text = jax.jit(layer).lower(x, w).as_text()
+            got, found = compiled(layer, [x, w])
+    assert text.count("CustomSPMDPartitioning") == 1 and found == []
+    assert got.sharding.shard_shape(got.shape) == (16, 24)
+    np.testing.assert_array_equal(got, x.astype(np.float32) @ w.astype(np.float32))
 
 
 def test_a_symmetric_tile_is_left_out_where_rows_are_sharded() -> None:
