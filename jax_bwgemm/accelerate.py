@@ -25,7 +25,7 @@ from jax_bwgemm.ops.chains import Chain, Operand, chains, is_product, readers
 from jax_bwgemm.ops.dimensions import stand_in
 from jax_bwgemm.ops.precision import why_not_precision
 from jax_bwgemm.ops.primitive import fused_matmul_p, is_linear, matmul_p
-from jax_bwgemm.ops.shape_rules import has_partial_sums, named, of_rank, viewed
+from jax_bwgemm.ops.shape_rules import explicit_sharding, has_partial_sums, named, of_rank, viewed
 from jax_bwgemm.ops.taking import reshape_aval
 from jax_bwgemm.runtime.attempts import expected
 from jax_bwgemm.runtime.config import Config, current
@@ -283,7 +283,9 @@ class _Rewriter:
     def _params(self, eqns: list[JaxprEqn], chain: Chain) -> dict[str, Any]:
         """Of our primitive."""
         dot: Any = eqns[chain.products[0]]
-        sharding = of_rank(named(dot.params["out_sharding"]), chain.out.aval.ndim)
+        sharding = named(dot.params["out_sharding"])
+        if sharding is not None:  # of the product alone: what is added to it may be sharded further
+            sharding = explicit_sharding(chain.out.aval) or of_rank(sharding, chain.out.aval.ndim)
         return {
             "contraction": chain.contraction,
             "out_dtype": chain.out.aval.dtype,

@@ -61,7 +61,8 @@ def matmul_with(
     if isinstance(found, str):
         name = getattr(epilogue, "__name__", type(epilogue).__name__)
         leave(settings.on_fallback, f"the epilogue {name} of a product of {out_dtype}{list(shape)}", found)
-        leaves = jax.tree.leaves(epilogue(product(), *(x.astype(wide) for x in values)))
+        given = (x if x.dtype == jnp.bool_ else x.astype(wide) for x in values)
+        leaves = jax.tree.leaves(epilogue(product(), *given))
         rounded = [round_to(x, out_dtype) if i in function.matrices else x for i, x in enumerate(leaves)]
         return jax.tree.unflatten(function.tree, rounded)
     results = contract(
@@ -79,6 +80,11 @@ def matmul_with(
 
 def _operand(i: int, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     name = f"operands[{i}]"
+    if isinstance(x, numbers.Integral) and not isinstance(x, bool):
+        try:
+            x = float(x)  # of any size, where JAX has 32 bits
+        except OverflowError:
+            raise ValueError(f"`{name}` requires a number that float32 has, got one of {x.bit_length()} bits") from None
     check_real(name, x, dtype)
     value: Any = np.asarray(x) if isinstance(x, numbers.Number) else jnp.asarray(x)  # a number stays known
     try:

@@ -90,7 +90,8 @@ def matmul(
         output dtype (float8: bfloat16): of that the derivative is made, and it is all that a gradient keeps.
       residual: array of the result's shape (nothing broadcasts), rounded to the output dtype; added last, in float32.
       epilogue: a function that is called with the float32 product and the `operands`, in place of `alpha`, `bias`,
-        `activation` and `residual`; it is traced, and must be pointwise in the product. It may return several arrays of
+        `activation` and `residual`; it is traced, and must be pointwise in the product, all of it in float32: to
+        convert to bfloat16 or float16 in it, and back, changes nothing. It may return several arrays of
         the product's shape, as any pytree, and beside them sums and largest values of such, `jnp.sum(y, axis)` and
         `jnp.max(y, axis)` over any axes: kernels reduce rows or columns of what is in their registers, in one order.
         These are float32, of values that are not rounded, and anything may be made of them (a mean, a norm), by XLA;
@@ -99,7 +100,8 @@ def matmul(
         rounded to the output dtype (float8: bfloat16).
       operands: arrays that broadcast to the result's shape, for `epilogue`, which gets them in float32: vectors along m
         or n and matrices, rounded to the output dtype, as a bias is, and as what the function makes of such alone.
-        Scalars, such as a scale that was computed, are float32; one that Python knows is a part of the function.
+        Scalars, such as a scale that was computed, are float32; a number of Python's or NumPy's is a part of the
+        function.
       precision: as for `lax.dot_general`, for float32 operands: None takes `jax.default_matmul_precision`; "highest"
         ("float32") is XLA's, as are algorithms other than TF32_TF32_F32; all else is TF32, as in JAX on these GPUs.
         For float8, Hopper's tensor cores keep some 12 bits of a sum (Blackwell's float32); the algorithm
@@ -119,7 +121,7 @@ def matmul(
 
     Raises:
       ValueError: shapes that do not fit, an `epilogue` that is not pointwise but for sums and largest values, or that
-        returns no array of the product's shape, or something that the product has no part in, operands that need an
+        returns no array of the product's shape, or another one that the product has no part in, operands that need an
         `out_dtype`, complex numbers for a real result, a `precision` that lax does not know, a `tile` that cannot
         compute the problem on the `device` (or on any, where that is open), or not as `deterministic` says, or
         `emulate` on CUDA.

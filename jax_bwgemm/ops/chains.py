@@ -24,10 +24,12 @@ from jax_bwgemm.ops.tracing import SPREADING, Leaf, Tree, UnfusableError, consta
 Eqn = Any  # a `JaxprEqn`, whose variables have avals that JAX does not type
 _RESULTS = ("bfloat16", "float16", "float32")
 _POINTWISE = {
-    "abs", "add", "add_any", "and", "atan2", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "div",
-    "eq", "erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le",
-    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "rem",
-    "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub", "tan", "tanh", "xor",
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
+    "bessel_i1e", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf",
+    "erfc", "erf_inv", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log",
+    "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "optimization_barrier", "or",
+    "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
+    "stop_gradient", "sub", "tan", "tanh", "xor",
 }  # what XLA computes in one pass with what is before and behind it  # fmt: skip
 _CASTS = ("pvary", "pcast")
 UNITS = {
@@ -239,9 +241,9 @@ def _is_passed_over(out: Any, idx: int, eqns: Sequence[Eqn], readers: Mapping[An
 
 def is_pointwise(eqn: Eqn) -> bool:
     """Whether XLA makes a pass over its operands of it, together with others."""
-    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call"):
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"):
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return all(map(is_pointwise, inner.jaxpr.eqns))
+        return all(map(is_pointwise, getattr(inner, "jaxpr", inner).eqns))
     is_constant = eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ()
     return is_constant or eqn.primitive.name in _POINTWISE or eqn.primitive.name in _CASTS
 
@@ -337,8 +339,9 @@ def _source(
 def _before(eqn: Eqn, dims: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
     """The dimensions of an equation's operand, from its result's; None if it does more than repeat that."""
     name, shape = eqn.primitive.name, eqn.invars[0].aval.shape if eqn.invars else ()
-    if name == "convert_element_type":
-        return dims if str(eqn.invars[0].aval.dtype) in _RESULTS else None
+    if name == "convert_element_type":  # what rounds is no repetition
+        given, made = (str(x.aval.dtype) for x in (eqn.invars[0], eqn.outvars[0]))
+        return dims if given in _RESULTS and made in (given, "float32") else None
     if name == "broadcast_in_dim":
         to = eqn.params["broadcast_dimensions"]
         is_whole = [shape[i] == eqn.params["shape"][j] for i, j in enumerate(to)]

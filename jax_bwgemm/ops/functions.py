@@ -115,6 +115,11 @@ def traced(function: Callable[..., Any], sums: jax.ShapeDtypeStruct, operands: S
     pointwise in the sums nor made of such reductions."""
     made, results = jax.make_jaxpr(function, return_shape=True)(sums, *map(_wide, operands))
     jaxpr = _inlined(made.jaxpr)
+    if eqn := next((eqn for eqn in jaxpr.eqns if eqn.effects), None):
+        raise ValueError(
+            f"`epilogue` requires a function without effects, got `{eqn.primitive.name}`: apply that to the result of "
+            "`matmul`"
+        )
     after, reduced = _dependents(jaxpr)
     matrices = []
     for i, (x, (path, result)) in enumerate(zip(jaxpr.outvars, jax.tree.leaves_with_path(results), strict=True)):
@@ -164,7 +169,11 @@ def _trees(closed: ClosedJaxpr, operands: Sequence[jax.Array]) -> dict[Any, Tree
     jaxpr = closed.jaxpr
     acc: Any = jaxpr.invars[0]
     given = zip((*jaxpr.invars[1:], *jaxpr.constvars), (*operands, *closed.consts), strict=True)
-    trees: dict[Any, Tree] = {x: float(value) if _is_known(value) else Leaf(x) for x, value in given}
+    num = len(operands)  # a scale that was computed is read from the device, and has no kernel for each value
+    trees: dict[Any, Tree] = {
+        x: float(value) if _is_known(value) and not (i < num and isinstance(value, jax.Array)) else Leaf(x)
+        for i, (x, value) in enumerate(given)
+    }
     trees[acc] = Leaf(acc)
     after, _ = _dependents(jaxpr)
 

@@ -156,6 +156,11 @@ def _matmul_shape_rule(
             raise ValueError(
                 f"`matmul_p` requires operands of {contraction}, got {', '.join(str(x.shape) for x in avals)}"
             )
+    if len({x.memory_space for x in avals}) > 1:
+        raise ValueError(
+            f"`matmul` requires operands in one memory space, got {', '.join(str(x.memory_space) for x in avals)}: "
+            "move them first, for example by `jax.device_put`"
+        )
     sharding = _result_sharding(avals, contraction, out_sharding)
     shape = tuple(sizes[mode] for mode in contraction.out)
     out = avals[0].update(shape=shape, dtype=out_dtype, weak_type=False, sharding=sharding)

@@ -200,8 +200,8 @@ def epilogue_of(
     scalars: dict[str, float] = {}
 
     def node(tree: Tree) -> Node:
-        if isinstance(tree, float):
-            return Const(tree)
+        if isinstance(tree, float):  # two zeros are one to every cache
+            return Apply("neg", (Const(0.0),)) if tree == 0 and math.copysign(1, tree) < 0 else Const(tree)
         if isinstance(tree, Call) and tree.name == _FLAG and isinstance(tree.args[0], Leaf):
             tree = tree.args[0]  # an operand is 1 where it is true
         if isinstance(tree, Leaf):
@@ -244,6 +244,10 @@ def _matched(tree: Call) -> tuple[_Pattern, dict[Leaf, Tree]]:
             return pattern, found
     if tree.name == "integer_pow_3":  # in no larger pattern
         return _matched(Call("mul", (Call("square", tree.args), *tree.args)))
+    if any(isinstance(arg, float) and math.isnan(arg) for arg in tree.args):
+        raise UnfusableError("a constant that is no number (nan) is none of an epilogue")
+    if tree.name == _FLAG:
+        raise UnfusableError("a comparison's result as a number is no operation of an epilogue: `jnp.where` chooses")
     if tree.name.startswith(_CUSTOM):
         raise UnfusableError("a function with a derivative of its own (`custom_jvp`) is no operation of an epilogue")
     raise UnfusableError(f"`{tree.name}` is no operation of an epilogue")

@@ -197,12 +197,29 @@ def test_explicit_axes_stay_what_they_were() -> None:
         for f in (
             lambda x, w, b, q: jax.nn.relu(x @ w + b),
             lambda x, w, b, q: x @ w + q,
+            lambda x, w, b, q: jax.nn.relu(jnp.matmul(x, w, out_sharding=P("x", None)) + b),
+            lambda x, w, b, q: jnp.matmul(x, w, out_sharding=P("x", None)) + q,
             lambda x, w, b, q: jnp.stack([jax.nn.relu(x @ w + b), q]),
             jax.grad(lambda x, w, b, q: (jax.nn.relu(x @ w + b) * q).astype(F32).sum(), (0, 1, 2)),
         ):
             found, want = (jax.tree.leaves(jax.eval_shape(g, x, w, b, q)) for g in (accelerate(f), f))
             assert [y.sharding.spec for y in found] == [y.sharding.spec for y in want]
         assert accelerate(lambda x, w, b: jax.nn.relu(x @ w + b)).report(x, w, b).num_fused == 1
+
+
+@pytest.mark.parametrize("to, of", [(jnp.float16, F32), (BF16, F32), (jnp.float16, BF16)], ids=str)
+def test_an_operand_that_is_rounded_is_no_repetition(to: Any, of: Any) -> None:
+    """What is added is what a narrower dtype has of it: infinite here, or with fewer digits."""
+
+    def f(x: jax.Array, w: jax.Array, r: jax.Array) -> jax.Array:
+        return x @ w + r.astype(to).astype(of)
+
+    x, w = values((64, 32), (32, 64), dtype=of)
+    r = jnp.full((64, 64), 100003.0, of)
+    with config(on_fallback="ignore"):
+        np.testing.assert_array_equal(jax.jit(accelerate(f))(x, w, r), jax.jit(f)(x, w, r))
+    (product,) = products(lambda x, w, r: x @ w + r.astype(F32), (512, 256), (256, 1024), (512, 1024), dtype=F32)
+    assert product.epilogue is not None
 
 
 def test_shardings_of_a_jitted_function_are_kept() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from lowered import BF16, calls, hlo, struct
 from jax_bwgemm import FallbackError, FallbackWarning, matmul
 
 F32 = jnp.float32
+QUIET: Any = {"on_fallback": "ignore"}
 
 
 def random(*shape: int, dtype: Any = BF16, seed: int = 0) -> jax.Array:
@@ -127,6 +130,26 @@ def test_masks_and_numbers() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_zeros_of_either_sign() -> None:
+    """Are two constants, to whoever keeps what was compiled for one."""
+    for zero in (0.0, -0.0, 0.0):
+        got = matmul(X, W, epilogue=lambda acc, zero=zero: 1 / jnp.where(acc > 1e9, acc, zero))
+        assert (got == (jnp.inf if math.copysign(1, zero) > 0 else -jnp.inf)).all()
+
+
+def test_scalars_that_were_computed_share_a_program() -> None:
+    """A number of Python's or NumPy's is a part of the function; an array's value is read when the kernel runs."""
+
+    def text(scale: Any) -> str:
+        f = functools.partial(matmul, epilogue=lambda acc, s: jax.nn.relu(acc) * s, operands=(scale,), **QUIET)
+        return str(jax.make_jaxpr(f)(X, W))
+
+    one, other, known, known_other = map(text, (jnp.asarray(2.5), jnp.asarray(3.5), 2.5, np.float32(3.5)))
+    assert one == other.replace("3.5", "2.5") and "epilogue" in one
+    assert known != known_other and "2.5" in known and "3.5" in known_other
+
+
+@pytest.mark.usefixtures("quiet")
 def test_dtypes() -> None:
     f, operands = FUNCTIONS["gate"]
     got = matmul(X, W, epilogue=f, operands=operands, out_dtype=F32)
@@ -180,6 +203,21 @@ def own(x: jax.Array) -> jax.Array:
 
 own.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0]))
 ALOUD = {
+    "a mask of what kernels lack": (
+        lambda acc, m: jnp.where(~m, jnp.cos(acc), 0),
+        (MATRIX > 0,),
+        "`cos` is no operation",
+    ),
+    "straight through": (
+        lambda acc: acc + jax.lax.stop_gradient(jnp.round(acc) - acc),
+        (),
+        "`(round|stop_gradient)` is no",
+    ),
+    "rematerialized": (jax.checkpoint(lambda acc: jax.nn.silu(acc)), (), "`(remat2|checkpoint)` is no operation"),
+    "an inverse": (lambda acc: jnp.arctan(acc) + jnp.arcsinh(acc), (), "`(atan|asinh)` is no operation"),
+    "fewer digits": (lambda acc: jax.lax.reduce_precision(acc, 8, 7), (), "`reduce_precision` is no operation"),
+    "no number": (lambda acc: jnp.where(acc > 1e9, jnp.nan, acc), (), r"a constant that is no number \(nan\) is none"),
+    "a comparison as a number": (lambda acc: acc * (acc != 0), (), "a comparison's result as a number is no operation"),
     "sine": (lambda acc: jnp.sin(acc), (), "`sin` is no operation of an epilogue"),
     "a derivative of its own": (lambda acc: own(acc), (), r"a function with a derivative of its own \(`custom_jvp`\)"),
     "a constant": (lambda acc: jnp.ones_like(acc), (), "it does not read the sums"),
@@ -250,5 +288,11 @@ def test_bad_arguments() -> None:
         matmul(X, W, epilogue=f, operands=(jnp.ones((2, 24, 8)),))
     with pytest.raises(TypeError, match=r"`operands\[0\]` requires an array, got list"):
         matmul(X, W, epilogue=f, operands=([1.0],))
+    for said in (lambda acc: jax.debug.print("here"), lambda acc: jax.debug.print("{}", acc.sum())):
+        with pytest.raises(ValueError, match=r"`epilogue` requires a function without effects, got `debug_\w+`"):
+            matmul(X, W, epilogue=lambda acc, said=said: (said(acc), acc)[1])
+    with pytest.raises(ValueError, match=r"`operands\[0\]` requires a number that float32 has, got one of 1329 bits"):
+        matmul(X, W, epilogue=lambda acc, s: acc * s, operands=(10**400,))
+    close(matmul(X, W, epilogue=lambda acc, s: acc * s, operands=(2**40,), **QUIET), 2.0**40 * matmul(X, W, **QUIET))
     with pytest.raises(ValueError, match="`epilogue` requires a floating `out_dtype`, got int32"):
         matmul(X.astype(jnp.int8), W.astype(jnp.int8), epilogue=f, out_dtype=jnp.int32)

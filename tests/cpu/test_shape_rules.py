@@ -64,6 +64,15 @@ def test_values_are_jnps(shapes, as_float32):
     np.testing.assert_array_equal(got, want)  # small integers are exact
 
 
+def test_memory_spaces_are_not_mixed():
+    """As JAX refuses them; a kernel would be handed the host's memory."""
+    host = jax.device_put(W, jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"))
+    message = "`matmul` requires operands in one memory space, got .*Host.*: move them first"
+    for args, more in (((X, host), {}), ((X, W), {"residual": jax.device_put(jnp.ones((4, 16), BF16), host.sharding)})):
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(lambda *x, more=more: jax_bwgemm.matmul(*x, **more), *args)
+
+
 @pytest.mark.parametrize(
     "shapes", [((0, 8), (8, 4)), ((4, 0), (0, 4)), ((2, 4, 0), (0, 4)), ((0, 4, 8), (8, 4)), ((0,), (0,))]
 )
