@@ -56,7 +56,7 @@ class TuningReport:
 def autotune(f: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
     """Times the kernels that can compute the products of `f`, but those that are predicted to take twice as long as the
     best, and the fastest ones in every order of tiles, beside XLA, so that later calls run what is fastest: a product
-    that XLA was faster with, by 1.5 % or more, is left to it.
+    that XLA was faster with, by 1 % or more, is left to it.
 
     `f` is lowered, not run: every `matmul` in it is seen, in whatever transformation, with the layouts that the
     compiled function would have. Products whose times are known already are left alone. The times go into the table

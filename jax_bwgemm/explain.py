@@ -191,7 +191,8 @@ def explain(a: Any, /, *args: Any, device: str | None = None, **settings: Any) -
             raise TypeError(f"`explain` of a function requires its arguments and `device` only, got {[*settings]}")
         return _explain_function(a, args, device)
     if len(args) != 1:
-        raise TypeError(f"`explain` requires two arrays, or a function and its arguments, got {1 + len(args)} arrays")
+        got = f"{1 + len(args)} arrays" if args else "one array"
+        raise TypeError(f"`explain` requires two arrays, or a function and its arguments, got {got}")
     if unknown := settings.keys() - _OF_ARRAYS:
         rule = f"`explain` of two arrays requires settings out of {', '.join(_OF_ARRAYS)}"
         remedy = "explain a function, as in explain(lambda a, b: matmul(a, b, epilogue=...), a, b)"

@@ -16,7 +16,7 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.units import unit
 from jax_bwgemm.matmul import as_array, checked_params, of_one_dtype
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import finish
+from jax_bwgemm.ops.reference import at_least_float32, finish
 from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, matmul_shape, of_rank, viewed
 from jax_bwgemm.runtime.config import Config, resolve
 
@@ -73,6 +73,8 @@ def gated_matmul(
     settings = resolve(on_fallback, device, emulate)
     params = checked_params(x, w_gate, out_dtype=out_dtype, tile=tile, precision=precision, out_sharding=out_sharding)
     params["epilogue"] = unit(activation, is_gated=True, has_bias=bool(biases))
+    if not jnp.issubdtype(params["out_dtype"], jnp.inexact):
+        raise ValueError(f"`gated_matmul` requires a floating result, got {params['out_dtype']}: pass `out_dtype=`")
     for name, array in (("x", x), ("w_gate", w_gate), *zip(("bias_gate", "bias_up"), biases, strict=False)):
         check_real(name, array, params["out_dtype"])
     for bias in biases:
@@ -124,7 +126,7 @@ def _gated(operands: tuple[Array, ...], params: tuple[tuple[str, Any], ...], set
     x, w_gate, w_up, *biases = operands
     biases = [jnp.asarray(bias).astype(given["out_dtype"]) for bias in biases]
     if settings is None:
-        wide = jnp.promote_types(given["out_dtype"], jnp.float32)
+        wide = at_least_float32(given["out_dtype"])
         sharding = of_rank(given["out_sharding"], len(matmul_shape(x.shape, w_gate.shape)))
         how = {"precision": given["precision"], "preferred_element_type": wide, "out_sharding": sharding}
         sums = [jnp.matmul(x, w, **how) for w in (w_gate, w_up)]

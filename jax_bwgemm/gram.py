@@ -14,6 +14,7 @@ from jax_bwgemm.facts.contraction import Contraction, of_matmul
 from jax_bwgemm.facts.epilogue import axpby
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, checked_params, matmul, python_number
+from jax_bwgemm.ops.reference import at_least_float32
 from jax_bwgemm.ops.shape_rules import check_real, check_residual
 from jax_bwgemm.runtime.config import resolve
 
@@ -132,7 +133,7 @@ def newton_schulz(
     triples = _triples(coefficients, steps)
     is_tall = x.shape[-2] > x.shape[-1]
     own = x.swapaxes(-1, -2) if is_tall else x
-    wide = own.astype(jnp.promote_types(own.dtype, jnp.float32))
+    wide = own.astype(at_least_float32(own.dtype))
     norm = jnp.sqrt(jnp.sum(jnp.square(wide), axis=(-2, -1), keepdims=True))
     own = (wide / (norm + eps)).astype(dtype)
     scale = 1.0  # X is this times `own`: so the term a X is the residual of a product, as it is

@@ -150,6 +150,8 @@ def matmul(
             )
         own = checked_params(a, b, out_dtype=out_dtype, tile=tile, precision=precision, out_sharding=out_sharding)
         own.pop("epilogue")
+        for name, x in (("a", a), ("b", b)):
+            check_real(name, x, own["out_dtype"])
         return matmul_with(a, b, epilogue, operands, settings=settings, **own)
     steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(

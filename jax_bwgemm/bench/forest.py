@@ -38,8 +38,8 @@ def grown(
     if groups is not None:
         wanted = wanted | {"objective": functools.partial(_slopes, groups=groups, shared=shared)}
     always = {  # one thread: several of libgomp's have waited for each other without end on a busy machine
-        "num_threads": 1, "bagging_freq": 1, "min_sum_hessian_in_leaf": 0.01, "deterministic": True, "force_row_wise": True,
-        "verbose": -1, "seed": seed,
+        "num_threads": 1, "bagging_freq": 1, "min_sum_hessian_in_leaf": 0.01, "deterministic": True,
+        "force_row_wise": True, "verbose": -1, "seed": seed,
     }  # fmt: skip
     forest = lightgbm.train(wanted | always, lightgbm.Dataset(rows, logs, weight=weights), num_trees)
     return [_by_level(tree["tree_structure"]) for tree in forest.dump_model()["tree_info"]]

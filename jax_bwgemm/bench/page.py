@@ -29,7 +29,12 @@ VIEWS: Mapping[str, Callable[[Path], list[str]]] = {
 
 def main(path: Path) -> int:
     """Rewrites `path`. ValueError if it has no such comments, or one names what is none."""
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ValueError(
+            f"`--fill` requires a page that can be read, got {path}: {error.strerror}; name one such as docs/results.md"
+        ) from None
     path.write_text(filled(text, path))
     print(f"filled {len(BLOCK.findall(text))} places of {path}")
     return 0

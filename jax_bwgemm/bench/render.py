@@ -112,7 +112,7 @@ def _conditions(result: Result) -> str:
         f"{ARCHS[result.arch].memory_tb_per_s} TB/s, which what mostly reads may pass."
     )
     if fallen := [row.shape for row in result.rows if not row.variant]:
-        text += f" (XLA): no kernel of ours, so both are XLA's: {', '.join(fallen)}."
+        text += f" (XLA): left to XLA, so both are XLA's: {', '.join(fallen)}."
     if result.handler:
         own, total, calls = (result.handler[name] for name in ("own_us", "total_us", "calls"))
         text += f" Launch handler over {calls:.0f} calls: median {total:.2f} us, {own:.2f} us without cuLaunchKernelEx."

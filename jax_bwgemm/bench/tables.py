@@ -1,6 +1,7 @@
-"""A result file of any benchmark as markdown. Measures and draws nothing.
+"""A result file as markdown. Measures and draws nothing.
 
-Files of products are drawn by `render`; those of other benchmarks name theirs as `benchmark`.
+Files of products are drawn by `render`; those of other benchmarks name theirs as `benchmark`. What has neither form is
+for another command, or for who reads it (`OTHERS`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ def markdown(path: Path) -> str:
     if kind not in TABLES:
         raise ValueError(f"a result file requires one of the benchmarks {', '.join(TABLES)}, got {kind!r} in {path}")
     headings, of_row = TABLES[kind]
-    table = render.as_markdown([headings, *map(of_row, fields["loads" if kind == "power" else "rows"])])
-    return f"{table}\n\n{_conditions(fields['machine'])}"
+    try:
+        table = render.as_markdown([headings, *map(of_row, fields["loads" if kind == "power" else "rows"])])
+        return f"{table}\n\n{_conditions(fields['machine'])}"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a result file requires what this version of `bench` writes, got {path}: {error}") from error
 
 
 def groups(path: Path) -> Lines:
@@ -77,11 +81,14 @@ def behind(path: Path) -> list[str]:
 def _read(path: Path) -> Fields:
     try:
         fields: Any = json.loads(path.read_text())
-        fields["machine"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(fields, dict):
+            raise ValueError(f"one object is required, got {type(fields).__name__}")
+    except (OSError, ValueError) as error:
         raise ValueError(f"a result file requires what this version of `bench` writes, got {path}: {error}") from error
-    found: Fields = fields
-    return found
+    if "benchmark" in fields or "rows" in fields:
+        return fields
+    kind = next((kind for has, kind in OTHERS.items() if has <= fields.keys()), "another file")
+    raise ValueError(f"`--render` requires a result of products or of {', '.join(TABLES)}, got {path}: {kind}")
 
 
 def _conditions(known: Mapping[str, str]) -> str:
@@ -167,6 +174,13 @@ def _is_even(row: Row) -> bool:
 WAYS = "`install()`", "fused by hand", "`accelerate`"
 OURS = WAYS[0], "our fastest"
 PEERS = "XLA default", "best flags", "default / ours", "best / ours"
+# Files of measurements that are no tables, by keys that all of one kind have.
+OTHERS: Mapping[frozenset[str], str] = {
+    frozenset({"tiles", "products"}): "times that `--regret` wrote, which `--calibrate`, `--fit` and `--spare` read",
+    frozenset({"facts", "products"}): "times that `--orders` wrote, which it has printed a summary of",
+    frozenset({"machine", "minutes"}): "findings that `--soak` wrote, which it has printed",
+    frozenset({"records"}): "a table of measured times that `--tune` wrote, which the planner reads",
+}
 TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Fields], tuple[str, ...]]]] = {
     "layers": (("us", "ours", "`accelerate`", "`install()`", *PEERS), _layer),
     "models": (("ms", *WAYS, *PEERS[:2], *(f"{xla} / {ours}" for ours in OURS for xla in ("default", "best"))), _block),

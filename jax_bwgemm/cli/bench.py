@@ -11,6 +11,27 @@ from jax_bwgemm.cli.outputs import check_directory, check_file
 
 HELP = "measure our kernels against XLA and others, or render a result file"
 SUSTAINED_SHAPES = ("8192x8192x8192", "8192x14336x4096")  # and a layer of an MLP
+PRODUCTS = ""  # what is measured without any of these
+MODES = (
+    "render", "fill", "merge", "tune", "regret", "orders", "fit", "calibrate", "calibrate_xla", "cover", "spare",
+    "meshes", "collectives", "models", "layers", "gram", "decode", "power", "soak", "lowering",
+)  # fmt: skip
+TAKEN_BY = {  # options that others would drop without a word
+    "shapes": (PRODUCTS, "tune", "power"),
+    "random": (PRODUCTS,),
+    "peers": (PRODUCTS,),
+    "sustained": (PRODUCTS,),
+    "sustained_shapes": (PRODUCTS,),
+    "processes": (PRODUCTS, "tune", "regret", "orders"),
+    "plots": (PRODUCTS, "render", "merge"),
+    "table": ("tune",),
+    "of": ("regret", "orders"),
+    "device": ("cover",),
+    "budget": ("cover",),
+    "anew": ("cover",),
+    "products": ("soak",),
+    "steps": ("fit",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_options(args)
     _check_outputs(args)
     if args.render:
         return _render(args)
@@ -191,6 +213,28 @@ def run(args: argparse.Namespace) -> int:
 
         return lowerings.main(args.rounds)
     return _measure(args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """ValueError for options of which one would be dropped."""
+    given = [name for name in MODES if not any(getattr(args, name) is x for x in (None, False))]  # 0 counts
+    if len(given) > 1:
+        raise ValueError(f"`bench` requires one benchmark at a time, got {' and '.join(map(_option, given))}")
+    if args.random < 0:
+        raise ValueError(f"`--random` requires at least 1, got {args.random}")
+    mode = given[0] if given else PRODUCTS
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = parser.parse_args([])
+    for name, takers in TAKEN_BY.items():
+        if mode not in takers and getattr(args, name) != getattr(defaults, name):
+            rule = " or ".join(_option(taker) if taker else "products alone" for taker in takers)
+            got = _option(mode) if mode else "products"
+            raise ValueError(f"`{_option(name)}` requires {rule}, got {got}: leave it out")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default=",".join(TARGETS), help="targets, separated by commas (default: %(default)s)")
     parser.add_argument("--only", metavar="PATTERN", help="build only variants whose name matches this glob")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a CPU)")
-    parser.add_argument("--packs", type=Path, metavar="DIR", help="pack what is in --out as a wheel has it")
+    parser.add_argument("--packs", type=Path, metavar="DIR", help="then pack what is in --out as a wheel has it")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory (default: the package's _artifacts)")
 
 

@@ -60,7 +60,9 @@ def verdict(archs: list[Arch], asked: Config | None, findings: list[Finding]) ->
     if asked is None:
         return Finding("runs", "problem", "nothing, until this is mended: settings")
     if not archs and not asked.is_emulated:
-        return Finding("runs", "warning", "XLA's own dot, for want of a GPU; `explain` and `emulate` work for any")
+        needed = dict.fromkeys(x.what for x in findings if x.what in ("library", "kernels") and x.state != "ok")
+        rest = f"once this is mended: {', '.join(needed)}" if needed else "for any"
+        return Finding("runs", "warning", f"XLA's own dot, for want of a GPU; `explain` and `emulate` work {rest}")
     if wrong := list(dict.fromkeys(finding.what for finding in findings if finding.state == "problem")):
         return Finding("runs", "problem", f"XLA's own dot, or nothing, until this is mended: {', '.join(wrong)}")
     planned = by_name(asked.planned_device) if asked.planned_device else archs[0]

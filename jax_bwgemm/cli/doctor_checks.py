@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -25,6 +26,9 @@ from jax_bwgemm.runtime.config import Config, current, variable
 OLDEST_PYTHON, OLDEST_JAX = (3, 11), (0, 9, 2)
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 OTHERS = ("numpy", "nvidia-cutlass-dsl")
+LIBCUDA_VARIABLE = "JAX_BWGEMM_LIBCUDA"
+PATH_VARIABLES = (artifacts.VARIABLE, "JAX_BWGEMM_TABLES", "JAX_BWGEMM_LIBRARY", LIBCUDA_VARIABLE)
+OTHER_VARIABLES = (*PATH_VARIABLES, "JAX_BWGEMM_COMMIT")  # than those of a `Config`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,7 @@ def found(what: str, state: str, sentence: str) -> Finding:
     """Of a sentence that may end with one of our remedies."""
     for remedy in (artifacts.REMEDY, packs.REMEDY):
         if sentence.endswith(f"; {remedy}"):
-            return Finding(what, state, sentence.removesuffix(f"; {remedy}"), remedy)
+            return Finding(what, state, sentence.removesuffix(f"; {remedy}"), remedy + artifacts.or_variable())
     return Finding(what, state, sentence)
 
 
@@ -79,7 +83,29 @@ def settings() -> tuple[Finding, Config | None]:
         return Finding("settings", "problem", str(error), "set or unset it: every product raises this"), None
     fields = dataclasses.fields(Config)
     own = [f"{variable(x.name)}={getattr(asked, x.name)}" for x in fields if getattr(asked, x.name) != x.default]
-    return Finding("settings", "ok", ", ".join(own) or "the defaults"), asked
+    own += [f"{name}={os.environ[name]}" for name in OTHER_VARIABLES if os.environ.get(name)]
+    text = ", ".join(own) or "the defaults"
+    if wrong := [*_absent(), *_unknown({variable(x.name) for x in fields})]:
+        return Finding("settings", "warning", f"{text}; {'; '.join(wrong)}", "correct or unset it"), asked
+    return Finding("settings", "ok", text), asked
+
+
+def _absent() -> Iterator[str]:
+    """Of each variable that names files or directories: one that is not there. A name without a directory is looked for
+    by the loader."""
+    for name in PATH_VARIABLES:
+        value = os.environ.get(name, "")
+        paths = value.split(os.pathsep) if name == artifacts.VARIABLE else [value]
+        for path in paths:
+            if path and not (name == LIBCUDA_VARIABLE and os.sep not in path) and not os.path.exists(path):
+                yield f"{name} requires a path that exists, got {path}"
+
+
+def _unknown(known: Collection[str]) -> Iterator[str]:
+    """Of the environment, what looks like a variable of this package and is none."""
+    for name in sorted(os.environ):
+        if name.startswith(variable("")) and name not in {*known, *OTHER_VARIABLES}:
+            yield f"{name} is no variable of this package"
 
 
 def library() -> Finding:
@@ -89,7 +115,7 @@ def library() -> Finding:
         return Finding("library", "problem", reason)
     if ffi.version() != __version__:
         rule = f"requires the library of {__version__}, got that of {ffi.version()}"
-        return Finding("library", "problem", rule, packs.REMEDY)
+        return Finding("library", "problem", rule, ffi.remedy())
     return Finding("library", "ok", f"loads; XLA FFI API 0.{ffi.api_minor()}")
 
 
@@ -110,7 +136,8 @@ def kernels(targets: Collection[str]) -> Iterator[Finding]:
             each = ", ".join(f"{count} kernels for {target}" for target, count in own.items()) or "no kernels"
             yield Finding("kernels", "ok", f"{each} in {directory}, {how}, hashes right")
     if missing := sorted(set(targets) - counts.keys()):
-        yield Finding("kernels", "problem", f"this machine requires kernels for {missing[0]}, got none", packs.REMEDY)
+        text = f"this machine requires kernels for {missing[0]}, got none"
+        yield Finding("kernels", "problem", text, packs.REMEDY + artifacts.or_variable())
 
 
 def _examined(directory: Path) -> tuple[Counter[str], list[str], str]:

@@ -14,12 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-from jax_bwgemm.cli.doctor_checks import Finding
+from jax_bwgemm.cli.doctor_checks import LIBCUDA_VARIABLE, Finding
 from jax_bwgemm.facts.arch import Arch, detect
 
-# The first CUDA whose driver loads a target's cubins: 12.0 has cuLibraryLoadData and cuLaunchKernelEx, 12.8 knows
-# Blackwell, 12.9 its family (their release notes).
-OLDEST_DRIVER = {"sm_90a": (12, 0), "sm_100f": (12, 9), "sm_100a": (12, 8)}
+# The first CUDA whose driver loads the cubins of a GPU's target: 12.0 has cuLibraryLoadData and cuLaunchKernelEx, 12.9
+# knows Blackwell's family, B200s and B300s alike (their release notes).
+OLDEST_DRIVER = {"sm_90a": (12, 0), "sm_100f": (12, 9)}
 TRIAL_TIMEOUT_S = 300.0
 _CUDA_ERROR_NO_DEVICE = 100
 _NUM_SMS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
@@ -56,7 +56,7 @@ class Driver:
     """The CUDA driver, as much as needs no context. OSError where there is none."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(os.environ.get("JAX_BWGEMM_LIBCUDA") or "libcuda.so.1")
+        self._library = ctypes.CDLL(os.environ.get(LIBCUDA_VARIABLE) or "libcuda.so.1")
 
     def version(self) -> tuple[int, int]:
         version = ctypes.c_int()
@@ -98,7 +98,8 @@ def examine() -> tuple[list[Finding], list[Arch]]:
     try:
         driver = Driver()
     except OSError as error:
-        return [Finding("driver", "warning", f"none, so XLA computes on the CPU: {error}")], []
+        remedy = f"correct or unset {LIBCUDA_VARIABLE}" if os.environ.get(LIBCUDA_VARIABLE) else None
+        return [Finding("driver", "warning", f"none, so XLA computes on the CPU: {error}", remedy)], []
     try:
         version, gpus = driver.version(), driver.gpus()
     except (_Refused, AttributeError) as error:

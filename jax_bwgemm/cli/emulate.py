@@ -18,6 +18,7 @@ from jax_bwgemm.facts.legality import why_not
 from jax_bwgemm.facts.problem import A_MAJORS, B_MAJORS, C_MAJORS, INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.variant import variant_for
+from jax_bwgemm.runtime import jit_build
 from jax_bwgemm.runtime.config import Config
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _problem(args: argparse.Namespace) -> Problem:
     own_dtype = "int32" if a_dtype in INT8_DTYPES else a_dtype
     out_dtype = DTYPES[args.out_dtype] if args.out_dtype else own_dtype
     a_major, b_major, c_major = (args.majors + "n")[:3]
+    if not abs(args.alpha) <= float(np.finfo(np.float32).max):  # nor is NaN
+        raise ValueError(f"`--alpha` requires a number that is finite in float32, got {args.alpha:g}")
     epilogue = chain(args.alpha, args.bias, args.activation)  # of the caller's product: its bias lies along rows
     epilogue = epilogue if c_major == "n" else epilogue.transposed
     dtypes, majors = (a_dtype, b_dtype, out_dtype), (a_major, b_major)
@@ -109,7 +112,7 @@ def _kernel(args: argparse.Namespace, problem: Problem) -> Kernel:
 
     best = min(decisions, key=predicted_us)
     if best.entry is None:
-        raise ValueError(f"{best.reason}{_build_just_one(best)}")
+        raise ValueError(f"{best.reason}{_how_to_build(best)}")
     return kernel_of(best, problem, args.clusters)
 
 
@@ -134,14 +137,16 @@ def _all_tiles(problem: Problem, device: str) -> list[Tile]:
     return tiles or [c.tile for c in found]
 
 
-def _build_just_one(decision: Decision) -> str:
-    """A command, if all that is missing is a cubin."""
+def _how_to_build(decision: Decision) -> str:
+    """A command, if all that is missing is a cubin, and the build makes one that would do."""
     plan = decision.plan
-    if plan is None or plan.tile is not None or plan.candidates[0].cost is None:
+    legal = [c for c in plan.candidates if c.cost] if plan else []
+    if plan is None or plan.tile is not None or not legal:
         return ""
-    wanted = plan.candidates[0]
-    name = variant_for(wanted.problem, wanted.tile, plan.arch.target_of(wanted.problem.a_dtype)).name
-    return f" (just this one: `python -m jax_bwgemm build --only '{name}'`)"
+    wanted = [variant_for(c.problem, c.tile, plan.arch.target_of(c.problem.a_dtype)) for c in legal]
+    if one := jit_build.first_shipped(wanted):
+        return f" (just this one: `{jit_build.COMMAND} --only '{one.name}'`)"
+    return f"; {jit_build.NOT_SHIPPED}: give another tile, epilogue, dtype or other majors"
 
 
 def _place(text: str | None, kernel: Kernel) -> tuple[int, int] | None:

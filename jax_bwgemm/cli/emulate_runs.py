@@ -101,6 +101,7 @@ def timeline(kernel: Kernel, schedule: Schedule, path: Path) -> None:
     try:
         kernel.run(*operands, schedule=schedule, observer=observer)
     finally:
+        path.parent.mkdir(parents=True, exist_ok=True)
         observer.write(path)
         print(f"timeline of schedule {schedule.name}: {path}, for https://ui.perfetto.dev")
 

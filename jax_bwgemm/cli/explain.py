@@ -61,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from jax_bwgemm.cli.explain_choices import text
     from jax_bwgemm.cli.explain_published import table
 
+    if args.install and not args.function:
+        raise ValueError("`--install` requires `--function`, got none: a product by its sizes is ours")
+    if args.published and args.choices:
+        raise ValueError("`explain` requires `--published` or `--choices`, got both")
     if args.published or args.choices:
         if args.json or args.plot or args.function:
             raise ValueError(
@@ -69,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
         _check_alone(args, "--published" if args.published else "--choices", ("device", *_OF_A_PRODUCT))
         print(table() if args.published else text())
         return 0
-    if args.install and not args.function:
-        raise ValueError("`--install` requires `--function`, got none: a product by its sizes is ours")
     args.device = args.device or current().planned_device or DEVICE
     if args.plot:
         _check_plot(args.plot)

@@ -119,4 +119,5 @@ def function(explanation: FunctionExplanation, path: Path) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata=METADATA.get(path.suffix[1:]))

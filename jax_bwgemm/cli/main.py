@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from jax_bwgemm._version import __version__
 from jax_bwgemm.cli import bench, build, doctor, emulate, explain
@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             with _interruptible():
-                args = _parser().parse_args(given)
+                args, unknown = _parser().parse_known_args(given)
+                if unknown:  # said here, where the command is known
+                    raise ValueError(f"unrecognized arguments: {' '.join(unknown)}; see `python -m {who} --help`")
                 return int(COMMANDS[args.command].run(args))
         finally:
             _flush()
@@ -97,7 +99,10 @@ def _discard_stdout() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says so if its help could not be written, as argparse's own does not."""
+    """Says so if its help could not be written, as argparse's own does not. An error is one line without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see `{self.prog} --help`")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message or "")

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 Axes = Sequence[int]
 
 
+MOST_MODES = len(string.ascii_letters)  # each is a letter
+
+
 @dataclasses.dataclass(frozen=True)
 class Contraction:
     """The modes of each operand and of the result, slowest first: "bmk,bkn->bmn" is a batch of matrix products.
@@ -115,16 +118,23 @@ class Contraction:
         return found
 
 
+def num_modes(a_rank: int, b_rank: int, dimension_numbers: tuple[tuple[Axes, Axes], tuple[Axes, Axes]]) -> int:
+    """Of both operands of a `lax.dot_general` together."""
+    (summed, _), (batch, _) = dimension_numbers
+    return a_rank + b_rank - len(summed) - len(batch)
+
+
 def of_dot_general(
     a_rank: int, b_rank: int, dimension_numbers: tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
 ) -> Contraction:
     """Of what `lax.dot_general` takes, its result's order included."""
     (a_summed, b_summed), (a_batch, b_batch) = dimension_numbers
-    letters = string.ascii_letters
-    a = list(letters[:a_rank])
-    b = list(letters[a_rank : a_rank + b_rank])
-    for i, j in zip((*a_summed, *a_batch), (*b_summed, *b_batch), strict=True):
-        b[int(j)] = a[int(i)]
+    if (num := num_modes(a_rank, b_rank, dimension_numbers)) > MOST_MODES:
+        raise ValueError(f"a contraction requires at most {MOST_MODES} modes, got {num}: leave it to `lax.dot_general`")
+    letters = iter(string.ascii_letters)
+    a = [next(letters) for _ in range(a_rank)]
+    shared = {int(j): a[int(i)] for i, j in zip((*a_summed, *a_batch), (*b_summed, *b_batch), strict=True)}
+    b = [shared[j] if j in shared else next(letters) for j in range(b_rank)]
     batch = [a[int(i)] for i in a_batch]
     free = [*(m for m in a if m not in b), *(m for m in b if m not in a)]
     return Contraction("".join(a), "".join(b), "".join([*batch, *free]))

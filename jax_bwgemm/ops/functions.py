@@ -125,6 +125,8 @@ def traced(function: Callable[..., Any], sums: jax.ShapeDtypeStruct, operands: S
     for i, (x, (path, result)) in enumerate(zip(jaxpr.outvars, jax.tree.leaves_with_path(results), strict=True)):
         if not isinstance(x, Literal) and x in reduced:
             continue
+        if jnp.issubdtype(result.dtype, jnp.complexfloating):
+            raise ValueError(f"`epilogue` requires real results, got {_shown(result)}: return its real part")
         if result.shape != sums.shape:
             name = f"result{jax.tree_util.keystr(path)}"
             raise ValueError(

@@ -7,6 +7,7 @@ docs/architecture.md, "The primitive's operands".
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue, chain
 from jax_bwgemm.facts.problem import FP8_DTYPES
 from jax_bwgemm.ops.precision import is_algorithm
-from jax_bwgemm.ops.reference import round_to
+from jax_bwgemm.ops.reference import aligned, finish, round_to, sums_dtype
 from jax_bwgemm.ops.shape_rules import _matmul_shape_rule, explicit_sharding, match_varying, of_rank, sharded_alike
 
 # What JAX says of where a product comes from, in a profile or a report, is the user's line.
@@ -69,7 +70,7 @@ def is_linear(epilogue: Epilogue) -> bool:
     return epilogue in (Epilogue(), chain(alpha=dict(epilogue.scalars).get("alpha", 1.0)))
 
 
-def _compiled(primitive: Primitive) -> Callable[..., Any]:
+def compiled(primitive: Primitive) -> Callable[..., Any]:
     """What runs it outside of `jax.jit`: compiles for the operands, under `jax.disable_jit` too.
 
     JAX knows its own primitives by `_apply_primitive`: where one makes a NaN, `jax_debug_nans` names it, and does not
@@ -81,11 +82,11 @@ def _compiled(primitive: Primitive) -> Callable[..., Any]:
 
     bind.__name__ = bind.__qualname__ = primitive.name
     bind._apply_primitive = True  # type: ignore[attr-defined]
-    compiled = jax.jit(bind, static_argnames="params")
+    run = jax.jit(bind, static_argnames="params")
 
     def impl(*args: jax.Array, **params: Any) -> Any:
         with jax.disable_jit(False):
-            return compiled(*args, params=tuple(sorted(params.items())))
+            return run(*args, params=tuple(sorted(params.items())))
 
     return impl
 
@@ -124,12 +125,33 @@ def factor_dtype(operand: Any, cotangent: Any) -> Any:
     return jnp.dtype("bfloat16") if str(cotangent) in FP8_DTYPES else cotangent
 
 
+def _fused_transpose(cts: Any, *args: Any, contraction: Contraction, epilogue: Epilogue, **params: Any) -> list[Any]:
+    """In what the results are linear in, which is for JAX to see: of the product as its own, and the epilogue by JAX's
+    operations."""
+    asked = [i for i, x in enumerate(args) if ad.is_undefined_primal(x)]
+    count, out_dtype = len(contraction.factors), params["out_dtype"]
+    bare = dataclasses.replace(contraction, extras=(), num_bs=1, reduced=(), symmetric=False)
+    own = params | {"contraction": bare, "epilogue": Epilogue(), "out_dtype": sums_dtype(out_dtype), "tile": None}
+    own.pop("in_place", None)
+
+    def unfused(*values: jax.Array) -> tuple[jax.Array, ...]:
+        given = dict(zip(asked, values, strict=True))
+        a, *others = (given.get(i, x) for i, x in enumerate(args))
+        bs, extras = others[: count - 1], others[count - 1 :]
+        sums = [product(a, b, **own) for b in bs]
+        return finish(sums, epilogue, aligned(extras, contraction), out_dtype, contraction.reduced_axes)
+
+    found = iter(jax.linear_transpose(unfused, *(args[i].aval for i in asked))(tuple(map(ad.instantiate_zeros, cts))))
+    return [next(found) if i in asked else None for i in range(len(args))]
+
+
 for _primitive in (matmul_p, fused_matmul_p):
-    _primitive.def_impl(_compiled(_primitive))
+    _primitive.def_impl(compiled(_primitive))
 fused_matmul_p.multiple_results = True
 fused_matmul_p.def_abstract_eval(_matmul_shape_rule)
 matmul_p.def_abstract_eval(lambda *avals, **params: _matmul_shape_rule(*avals, **params)[0])
 ad.defbilinear(matmul_p, _matmul_transpose_a, _matmul_transpose_b)
+ad.primitive_transposes[fused_matmul_p] = _fused_transpose
 
 try:
     # The primitives whose results `checkify.float_checks` looks at: no public name yet.

@@ -151,7 +151,13 @@ def sums_dtype(out_dtype: Any, *given: Any) -> Any:
     if given and all(jnp.issubdtype(dtype, jnp.integer) for dtype in (out_dtype, *given)):
         dtype = jnp.result_type(out_dtype, *given)
         return dtype if dtype.itemsize >= 4 else jnp.dtype("int32")
-    return jnp.dtype("float32") if str(out_dtype) in FP8_DTYPES else jnp.promote_types(out_dtype, jnp.float32)
+    return jnp.dtype("float32") if str(out_dtype) in FP8_DTYPES else at_least_float32(out_dtype)
+
+
+def at_least_float32(dtype: Any) -> Any:
+    """Of a wider dtype that one, of a complex one as wide a one; whatever a user lets JAX promote."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(dtype, jnp.float32)
 
 
 def _dot(

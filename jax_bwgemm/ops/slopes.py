@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_bwgemm.facts.epilogue import Const, Input, Node
+from jax_bwgemm.ops.primitive import compiled
 from jax_bwgemm.ops.reference import evaluate, round_to
 from jax_bwgemm.ops.shape_rules import match_varying
 
@@ -99,7 +100,7 @@ def _batch_rule(args: Any, dims: Any, **params: Any) -> Any:
     return outs, [0] * len(outs)
 
 
-slopes_p.def_impl(lambda *args, **params: list(jax.jit(functools.partial(_reference, **params))(*args)))
+slopes_p.def_impl(compiled(slopes_p))
 slopes_p.def_abstract_eval(_shape_rule)
 ad.primitive_jvps[slopes_p] = _jvp
 ad.primitive_transposes[slopes_p] = _transpose

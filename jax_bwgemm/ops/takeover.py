@@ -24,7 +24,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jax_bwgemm.facts.contraction import Contraction, of_dot_general
+from jax_bwgemm.facts.contraction import MOST_MODES, Contraction, num_modes, of_dot_general
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.legality import why_not_dtypes
 from jax_bwgemm.facts.problem import DTYPE_BYTES, FP8_DTYPES
@@ -136,7 +136,7 @@ def _is_ours_to_lower(ctx: Any) -> bool:
 def _ours(ctx: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, precision: Any, **_: Any) -> Any | None:
     """None if it is XLA's."""
     a, b = ctx.avals_in
-    if current().is_emulated:
+    if current().is_emulated or num_modes(a.ndim, b.ndim, dimension_numbers) > MOST_MODES:
         return None
     reason = _why_not_ours(ctx)
     if reason and not _settings().is_batch_invariant:

@@ -75,11 +75,11 @@ def _whole_us(candidate: Candidate) -> float:
     return (candidate.measured_us or 0.0) + (candidate.cost.padding_us if candidate.cost else 0.0)
 
 
-def _reads(candidate: Candidate, is_measured: bool) -> int:
+def _reads(candidate: Candidate, is_corrected: bool) -> int:
     """The less, the fewer bytes MMAs read from shared memory for as many from the L2 cache: wide ones. 12288^3 took
     longer than XLA's on an H200 by 192x192, which is predicted to be 0.5 % faster than 128x256 (docs/results.md). Of
     other families nothing is measured."""
-    return -candidate.tile.mma_n if is_measured else 0
+    return -candidate.tile.mma_n if is_corrected else 0
 
 
 def _shows_epilogue(candidate: Candidate, arch: Arch) -> bool:

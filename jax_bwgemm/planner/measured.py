@@ -263,6 +263,6 @@ def _records(path: Path, arch: str, stamp: Stamp | None) -> Mapping[str, Record]
         if table.arch != arch:
             raise ValueError(f"{path} requires times of {arch}, got {table.arch}; {REMEDY}")
     except ValueError as error:
-        warnings.warn(f"no measured times are used: {error}", stacklevel=2)
+        warnings.warn(f"the measured times of {path} are not used: {error}", stacklevel=2)
         return {}
     return table.records

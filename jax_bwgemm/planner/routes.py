@@ -74,10 +74,9 @@ class Route:
         return self._transposed, [(self.padding(i) > 0, not self.from_source[i]) for i in range(2)]
 
 
-def routes(problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: HasRepack) -> list[Route]:
+def routes(problem: Problem, is_transpose: Pair, arch: Arch, has_repack: HasRepack) -> list[Route]:
     """The best first, if all kernels took the same. `is_transpose`: which operands can be had from before a transpose,
-    as `w` in `x @ w.T`; `arch` is None where no device is known, and `problem` what was asked, of operands as they are
-    given."""
+    as `w` in `x @ w.T`; `problem` is what was asked, of operands as they are given."""
     if not problem.is_static:
         return [Route(problem)]
     found = [
@@ -85,8 +84,7 @@ def routes(problem: Problem, is_transpose: Pair, arch: Arch | None, has_repack: 
         for a in ((True, False) if is_transpose[0] else (False,))
         for b in ((True, False) if is_transpose[1] else (False,))
     ]
-    if arch is not None:
-        found += [more for route in found for more in _k_major(route, arch, has_repack)]
+    found += [more for route in found for more in _k_major(route, arch, has_repack)]
     return sorted(found, key=lambda route: route._preference)
 
 

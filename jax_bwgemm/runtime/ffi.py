@@ -152,6 +152,11 @@ def status() -> str | None:
     return None
 
 
+def remedy() -> str:
+    """What brings the library: where a variable names one, no other is looked for."""
+    return f"correct or unset {LIBRARY_VARIABLE}" if os.environ.get(LIBRARY_VARIABLE) else _REMEDY
+
+
 def register(artifact_dirs: Iterable[str | os.PathLike[str]]) -> None:
     """Makes the custom call known to XLA and tells it where cubins are, first directory first.
 
@@ -254,7 +259,7 @@ def _load() -> ctypes.CDLL:
     path = next((path for path in _candidates() if path.is_file()), None)
     if path is None:
         places = ", ".join(map(str, _candidates()))
-        raise OSError(f"jax_bwgemm requires {LIBRARY_NAME}, got none at {places}: {_REMEDY}")
+        raise OSError(f"jax_bwgemm requires {LIBRARY_NAME}, got none at {places}: {remedy()}")
     return _open(path)
 
 
@@ -264,7 +269,7 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         _declare(library)
     except (OSError, AttributeError) as error:
-        raise OSError(f"jax_bwgemm requires a {path} that loads, got {error}: {_REMEDY}") from error
+        raise OSError(f"jax_bwgemm requires a {path} that loads, got {error}: {remedy()}") from error
     if reason := _why_not_layout(library, path) or _why_not_minor(library.jbw_ffi_api_minor(), path):
         raise OSError(reason)
     return library
@@ -300,7 +305,7 @@ def _why_not_layout(library: ctypes.CDLL, path: pathlib.Path) -> str | None:
     want, got = tuple(map(ctypes.sizeof, (_Attribute, Buffer, LaunchPlan))), tuple(sizes)
     if want == got:
         return None
-    return f"{path} requires structs of {want} bytes, as this package has, got {got}: {_REMEDY}"
+    return f"{path} requires structs of {want} bytes, as this package has, got {got}: {remedy()}"
 
 
 def _why_not_minor(minor: int, path: pathlib.Path) -> str | None:

@@ -18,11 +18,12 @@ from jax_bwgemm import _files, _processes
 from jax_bwgemm._files import FileError
 from jax_bwgemm._version import __version__
 from jax_bwgemm.facts.variant import Variant
-from jax_bwgemm.runtime.artifacts import COMPILER, CUBIN, PTX, Entry, add_dir, find_in
+from jax_bwgemm.runtime.artifacts import COMPILER, CUBIN, PTX, Entry, add_dir, find_in, or_variable
 
 TIMEOUT_S = 600.0
 COMMAND = "python -m jax_bwgemm build"
 REMEDY = f"pip install {COMPILER} to have missing kernels compiled"
+NOT_SHIPPED = f"it is none of those that `{COMMAND}` builds"
 Builder = Callable[[Variant, Path], str | None]
 
 _lock = threading.Lock()
@@ -64,11 +65,20 @@ def why_not_here() -> str | None:
 
 
 def remedy(wanted: Sequence[Variant]) -> str:
-    """What brings one of several kernels: the build, if one is of those that ship; else compiling on demand."""
+    """What brings one of several kernels, where none is to be compiled on demand: the build, if one is of those that
+    ship; else a compiler or, where there is one, leave to use it."""
+    if first_shipped(wanted):
+        return f"run `{COMMAND}`{or_variable()}"
+    allow = '`compile_missing="never"` keeps it from being compiled: ask for `compile_missing="auto"`'
+    return f"{NOT_SHIPPED}; {REMEDY if why_not_here() else allow}"
+
+
+def first_shipped(wanted: Sequence[Variant]) -> Variant | None:
+    """Of several kernels the first that the build makes."""
     from jax_bwgemm.kernels.aot.catalog import catalogue  # imports no compiler
 
-    ships = not set(wanted).isdisjoint(catalogue(sorted({variant.target for variant in wanted})))
-    return f"run `{COMMAND}`" if ships else f"it is none of those that `{COMMAND}` builds; {REMEDY}"
+    ships = set(catalogue(sorted({variant.target for variant in wanted})))
+    return next((variant for variant in wanted if variant in ships), None)
 
 
 def cache_dir(variant: Variant) -> Path | str:

@@ -202,13 +202,21 @@ def test_a_refused_fused_kernel_leaves_the_product_alone(have, builder):
     assert not chosen.is_fused and chosen.entry.variant.out_dtype == "float32" and "it spills" in chosen.reason
 
 
-def test_the_remedy_is_one_that_works(no_artifacts, artifacts_dir):
-    """The build only makes what ships."""
+def test_the_remedy_is_one_that_works(no_artifacts, artifacts_dir, monkeypatch):
+    """The build only makes what ships, and elsewhere than a variable names; a compiler that is there is not used."""
+    monkeypatch.setattr(jit_build.importlib.util, "find_spec", lambda name: None)
     float16 = dataclasses.replace(PROBLEM, a_dtype="float16", b_dtype="float16", out_dtype="float16")
     shipped = choose(Asked(with_epilogue(float16, activation="relu"), "h200"))
-    assert shipped.entry is None and shipped.reason.endswith("; run `python -m jax_bwgemm build`")
-    other = choose(Asked(dataclasses.replace(PROBLEM, a_dtype="float16", b_dtype="float16"), "h200", Tile(128, 80)))
+    assert shipped.entry is None and shipped.reason.endswith(
+        "; run `python -m jax_bwgemm build`, or correct or unset JAX_BWGEMM_ARTIFACTS"
+    )
+    asked = Asked(dataclasses.replace(PROBLEM, a_dtype="float16", b_dtype="float16"), "h200", Tile(128, 80))
+    other = choose(asked)
     assert other.entry is None and "none of those that `python -m jax_bwgemm build` builds; pip install" in other.reason
+    monkeypatch.setattr(jit_build.importlib.util, "find_spec", lambda name: True)
+    attempts.forget()
+    allow = '; `compile_missing="never"` keeps it from being compiled: ask for `compile_missing="auto"`'
+    assert choose(asked).reason.endswith(allow)
 
 
 @pytest.fixture

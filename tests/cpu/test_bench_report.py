@@ -84,7 +84,7 @@ def test_markdown_shows_every_row_and_the_conditions(tmp_path: Path, capsys: pyt
     assert lines[4].startswith("| 512x512x512:f32 | 50.0 (XLA) | 50.0 | 50.0 | 1.000 | 1.000 |")
     assert lines[6].startswith("NVIDIA H200, driver_version 580.1, date 2026-01-01, commit abc. CUPTI kernel time in ")
     assert "in bursts, each followed by a rest 5 times as long, median of 15 to 40 alternating rounds, " in lines[6]
-    assert "both are XLA's: 512x512x512:f32." in lines[6]
+    assert "(XLA): left to XLA, so both are XLA's: 512x512x512:f32." in lines[6]
     assert lines[6].endswith("Launch handler over 10000 calls: median 4.00 us, 0.50 us without cuLaunchKernelEx.")
     assert lines[8].endswith("at most 2.000 times jnp.dot's (2048x2048x2048: 2.00e-03 and 1.00e-03).")
     assert lines[10] == "Not measured: 9x9x9: no memory"

@@ -60,6 +60,19 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
             "explain --choices --json",
             "`--json`, `--plot` and `--function` require neither `--published` nor `--choices`",
         ),
+        ("explain --published --choices", "`explain` requires `--published` or `--choices`, got both"),
+        ("explain --choices --install", "`--install` requires `--function`, got none"),
+        ("bench --layers --models", "`bench` requires one benchmark at a time, got --models and --layers"),
+        ("bench --soak 0 --cover 0", "`bench` requires one benchmark at a time, got --cover and --soak"),
+        ("bench --tune --random 5", "`--random` requires products alone, got --tune: leave it out"),
+        ("bench --random 5 --of tall", "`--of` requires --regret or --orders, got products: leave it out"),
+        ("bench --random -5", "`--random` requires at least 1, got -5"),
+        ("bench --random x", "argument --random: invalid int value: 'x'; see `python -m jax_bwgemm bench --help`"),
+        ("bench --nope", "unrecognized arguments: --nope; see `python -m jax_bwgemm bench --help`"),
+        ("nope", "argument command: invalid choice: 'nope'"),
+        ("emulate --alpha nan", "`--alpha` requires a number that is finite in float32, got nan"),
+        ("emulate --alpha=-inf", "`--alpha` requires a number that is finite in float32, got -inf"),
+        ("emulate --alpha 1e39", "`--alpha` requires a number that is finite in float32, got 1e+39"),
         ("explain 512 512 --choices", "`--choices` requires no sizes beside it, got 512 512"),
         (
             "explain --published --tile 5x5 --device b200",
@@ -87,6 +100,7 @@ def test_explain_takes_operands_that_differ(capsys: pytest.CaptureFixture[str]) 
         ("build --only nothing", "`--only` requires a glob that some variant's name matches, got 'nothing'"),
         ("bench --shapes 5x5", "a shape requires the form"),
         ("bench --render no-such-file", "a result file requires what this version of `bench` writes"),
+        ("bench --fill nope.md", "`--fill` requires a page that can be read, got nope.md: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(command: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,12 +167,21 @@ def test_trying_leaves_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     check_file(tmp_path / "old")
     check_file(tmp_path / "new" / "file")
-    check_directory(tmp_path / "new")
-    assert (tmp_path / "old").read_text() == "old" and list((tmp_path / "new").iterdir()) == []
+    check_directory(tmp_path / "new" / "deep")
+    assert (tmp_path / "old").read_text() == "old" and list(tmp_path.iterdir()) == [tmp_path / "old"]
+    (tmp_path / "own").mkdir()
+    check_directory(tmp_path / "own")
+    check_file(tmp_path / "own" / "new" / "file")
+    assert list((tmp_path / "own").iterdir()) == []
     with pytest.raises(OSError, match=f"{tmp_path} cannot be written: Is a directory"):
         check_file(tmp_path)
     with pytest.raises(OSError, match="cannot be written: (File exists|Not a directory)"):
         check_directory(tmp_path / "old")
+
+
+def test_a_merge_that_is_refused_makes_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--merge", str(tmp_path / "none.json"), "--json", str(tmp_path / "x" / "y.json")]) == 2
+    assert "a result file requires" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_the_help_of_every_command(capsys) -> None:

@@ -28,6 +28,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """As the page on fallbacks says; what a page installs or writes ends with it."""
     monkeypatch.setenv("JAX_BWGEMM_ON_FALLBACK", "ignore")
+    for variable in [x for x in os.environ if re.fullmatch("JAX_BWGEMM_(COMPLETE|SHARE|FUZZ|MACHINE|BATCH_CASES)", x)]:
+        monkeypatch.delenv(variable)  # which `doctor` does not know
+    (tmp_path / "tables").mkdir()
     monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path / "tables"))
     monkeypatch.chdir(tmp_path)
     before, level = dict(os.environ), record.LOGGER.level

@@ -30,6 +30,7 @@ from jax_bwgemm.runtime.config import Config
 ROOT = Path(__file__).parents[2]
 HOPPER, BLACKWELL = (Variant(t, *["bfloat16"] * 3, "k", "n", Tile(128, 128)) for t in ("sm_90a", "sm_100f"))
 H200 = ARCHS["h200"]
+OR_VARIABLE = ", or correct or unset JAX_BWGEMM_ARTIFACTS"
 needs_driver = pytest.mark.skipif(fake_machine.COMPILER is None, reason="needs a C++ compiler")
 
 
@@ -44,6 +45,9 @@ def driver(tmp_path: Path, fake_driver: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "kernels").mkdir()
+    for name in [name for name in os.environ if name.startswith("JAX_BWGEMM_")]:  # those of these tests, too
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("JAX_BWGEMM_COMPILE_MISSING", "never")
     monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", str(tmp_path / "kernels"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_fake_artifacts(tmp_path / "kernels", [fake_entry(HOPPER), fake_entry(BLACKWELL)])
@@ -63,7 +67,11 @@ def test_on_a_machine_with_nothing(tmp_path: Path) -> None:
     assert "[problem] library: jax_bwgemm requires libjax_bwgemm_ffi.so" in done.stdout
     assert f"[warning] kernels: no cubins: {tmp_path}/manifest.json cannot be read" in done.stdout
     assert "run `python -m jax_bwgemm build`" in done.stdout
-    assert "[warning] driver: none" in done.stdout and "XLA's own dot" in done.stdout.splitlines()[-1]
+    assert "[warning] driver: none" in done.stdout and "correct or unset JAX_BWGEMM_LIBCUDA" in done.stdout
+    assert "correct or unset JAX_BWGEMM_LIBRARY" in done.stdout and "unset JAX_BWGEMM_ARTIFACTS" in done.stdout
+    assert f"JAX_BWGEMM_LIBRARY requires a path that exists, got {tmp_path}/none.so; JAX_BWGEMM_LIBCUDA" in done.stdout
+    rest = "`explain` and `emulate` work once this is mended: library, kernels"
+    assert done.stdout.splitlines()[-1] == f"[warning] runs: XLA's own dot, for want of a GPU; {rest}"
     done = subprocess.run([*command, "--json"], cwd=ROOT, env=environment, capture_output=True, text=True)
     said = json.loads(done.stdout)
     assert done.returncode == 1 and said["ok"] is False and said["findings"][0]["what"] == "python"
@@ -84,6 +92,21 @@ def test_without_a_gpu_nothing_is_a_problem(kernels, monkeypatch, capsys) -> Non
         "python": "ok", "jax": "ok", "settings": "ok", "library": "ok", "kernels": "ok", "cache": "ok",
         "driver": "warning", "runs": "warning",
     }  # fmt: skip
+
+
+def test_settings_that_name_places_and_none_of_ours(kernels, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JAX_BWGEMM_LIBCUDA", "libno.so")  # which the loader looks for
+    monkeypatch.setenv("JAX_BWGEMM_TABLES", str(tmp_path))
+    found, _ = doctor_checks.settings()
+    assert found.state == "ok" and f"JAX_BWGEMM_TABLES={tmp_path}, JAX_BWGEMM_LIBCUDA=libno.so" in found.text
+    monkeypatch.setenv("JAX_BWGEMM_ARTIFACTS", f"{kernels}{os.pathsep}{tmp_path / 'none'}")
+    monkeypatch.setenv("JAX_BWGEMM_TABELS", "x")
+    found, asked = doctor_checks.settings()
+    assert found.state == "warning" and found.remedy == "correct or unset it" and asked is not None
+    assert found.text.endswith(
+        f"; JAX_BWGEMM_ARTIFACTS requires a path that exists, got {tmp_path / 'none'}; "
+        "JAX_BWGEMM_TABELS is no variable of this package"
+    )
 
 
 @pytest.mark.parametrize("name", ["DEVICE", "ON_FALLBACK", "EMULATE", "COMPILE_MISSING"])
@@ -188,11 +211,15 @@ def test_kernels_of_this_machine(kernels: Path) -> None:
     assert fine.text.endswith(f"{kernels}, as files, hashes right")
     missing = list(doctor_checks.kernels({"sm_100a"}))
     assert missing[1] == Finding(
-        "kernels", "problem", "this machine requires kernels for sm_100a, got none", packs.REMEDY
+        "kernels", "problem", "this machine requires kernels for sm_100a, got none", packs.REMEDY + OR_VARIABLE
     )
     (kernels / f"{BLACKWELL.name}.cubin").write_bytes(b"damaged")
     (damaged,) = doctor_checks.kernels({"sm_90a"})
-    assert damaged.state == "warning" and "requires sha256" in damaged.text and damaged.remedy == artifacts.REMEDY
+    assert (
+        damaged.state == "warning"
+        and "requires sha256" in damaged.text
+        and damaged.remedy == artifacts.REMEDY + OR_VARIABLE
+    )
     for targets in ({"sm_100f"}, set()):
         assert [finding.state for finding in doctor_checks.kernels(targets)] == ["problem"]
     (kernels / f"{HOPPER.name}.cubin").unlink()
@@ -213,7 +240,7 @@ def test_packs_of_this_machine(kernels, tmp_path, monkeypatch) -> None:
     assert fine.text == f"1 kernels for sm_90a, 1 kernels for sm_100f in {out}, packed, hashes right"
     (out / "sm_100f.cubin.xz").write_bytes(b"damaged")
     (other,) = doctor_checks.kernels({"sm_90a"})
-    assert (other.state, other.remedy) == ("warning", packs.REMEDY)
+    assert (other.state, other.remedy) == ("warning", packs.REMEDY + OR_VARIABLE)
     (out / "sm_100f.json").unlink()  # a part of an installation that this machine does not need
     assert [finding.state for finding in doctor_checks.kernels({"sm_90a"})] == ["ok"]
     (out / "sm_90a.ptx.xz").unlink()

@@ -224,3 +224,10 @@ def test_products_of_a_block_have_the_users_line(artifacts_dir):
         with pytest.warns(jax_bwgemm.FallbackWarning) as found:
             jax.jit(f).lower(square, square)
         assert {(x.filename, x.lineno) for x in found} == {(__file__, f.__code__.co_firstlineno + 1)}
+
+
+def test_one_array_is_no_product():
+    with pytest.raises(
+        TypeError, match="`explain` requires two arrays, or a function and its arguments, got one array$"
+    ):
+        jax_bwgemm.explain(jnp.ones((4, 4)))

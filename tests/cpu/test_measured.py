@@ -222,7 +222,9 @@ def test_a_broken_user_table_is_one_warning(user_dir: Path) -> None:
     path = measured.user_path("h200")
     path.write_text("{")
     measured.save(table(record(SLOW)), measured.shipped_path("h200"))
-    with pytest.warns(UserWarning, match=rf"no measured times are used: .* got {path}: .*remove the file") as seen:
+    with pytest.warns(
+        UserWarning, match=rf"measured times of {path} are not used: .* got {path}: .*remove the file"
+    ) as seen:
         for _ in range(3):
             assert list(measured.found("h200", PROBLEM)) == [record(SLOW)]
     assert len(seen) == 1
@@ -282,7 +284,7 @@ def test_the_users_table_is_the_users_alone(home: Path) -> None:
     assert list(measured.found("h200", PROBLEM)) == [record(FAST), record(SLOW)]
     directories[1].chmod(0o777)
     measured._records.cache_clear()
-    with pytest.warns(UserWarning, match="no measured times are used: .*/tables requires a directory of user .* 777"):
+    with pytest.warns(UserWarning, match="are not used: .*/tables requires a directory of user .* 777"):
         assert list(measured.found("h200", PROBLEM)) == [record(SLOW)]
     with pytest.raises(ValueError, match="/tables requires a directory of user"):
         measured.save(table(record(FAST)), measured.user_path("h200"))
@@ -290,7 +292,7 @@ def test_the_users_table_is_the_users_alone(home: Path) -> None:
 
 def test_a_table_that_nobody_may_read_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured.save(table(record(FAST)), measured.user_path("h200"))
-    with forbidden(home), pytest.warns(UserWarning, match="no measured times are used: .* Permission denied"):
+    with forbidden(home), pytest.warns(UserWarning, match="are not used: .* Permission denied"):
         measured.state("h200")
         next(iter(measured.found("h200", PROBLEM)), None)
 

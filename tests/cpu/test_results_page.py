@@ -72,6 +72,30 @@ def test_a_page_that_cannot_be_filled(text: str, match: str, tmp_path: Path) -> 
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("regret/h200_drawn.json", "times that `--regret` wrote, which `--calibrate`, `--fit` and `--spare` read"),
+        ("orders/h200.json", "times that `--orders` wrote"),
+        ("soak/h200_products.json", "findings that `--soak` wrote"),
+        ("regret/h100_table.json", "a table of measured times"),
+        ("soak/h100_sanitized.json", "another file"),
+    ],
+)
+def test_what_has_no_table(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--render", str(RESULTS / name)]) == 2
+    error = capsys.readouterr().err
+    assert f"got {RESULTS / name}: {kind}" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["[]", '{"benchmark": "gram", "rows": []}', '{"benchmark": "gram", "rows": [1]}'])
+def test_a_file_that_is_no_result(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(content)
+    assert main(["bench", "--render", str(tmp_path / "x.json")]) == 2
+    error = capsys.readouterr().err
+    assert "a result file requires what this version of `bench` writes, got" in error and error.count("\n") == 1
+
+
 def test_what_is_left_to_xla_of_thin_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """With today's constants, which are not those of the results."""
     monkeypatch.setattr(sooner, "xla_us", xla_us)

@@ -128,6 +128,10 @@ def test_missing_kernel_names_the_command_that_builds_it(own_artifacts: pathlib.
     assert (
         f"{own_artifacts} is in the manifest but missing; run `python -m jax_bwgemm build`" in capsys.readouterr().err
     )
+    assert main(["emulate", "--arch", "sm_90a", "--activation", "tanh"]) == 2
+    error = capsys.readouterr().err
+    assert "; it is none of those that `python -m jax_bwgemm build` builds: give another tile" in error
+    assert "--only" not in error
 
 
 def test_a_fault_is_reported_and_exit_code_1(
