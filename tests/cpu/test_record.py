@@ -170,7 +170,7 @@ def test_explain_a_function_under_install(artifacts_dir: Path) -> None:
 def test_explain_says_what_it_takes() -> None:
     with pytest.raises(TypeError, match=r"of a function requires its arguments and `device` only, got \['tile'\]"):
         jax_bwgemm.explain(product, X, tile="big")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="two arrays, or a function and its arguments, got 1 arrays"):
+    with pytest.raises(TypeError, match="two arrays, or a function and its arguments, got one array"):
         jax_bwgemm.explain(X)  # type: ignore[call-overload]
 
 
