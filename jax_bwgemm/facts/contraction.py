@@ -7,8 +7,6 @@ import string
 from collections.abc import Sequence
 
 Axes = Sequence[int]
-
-
 MOST_MODES = len(string.ascii_letters)  # each is a letter
 
 
@@ -112,9 +110,7 @@ class Contraction:
         used = set(self.a + self.b)
         found = next((letter for letter in string.ascii_letters if letter not in used), None)
         if found is None:
-            raise ValueError(
-                f"a contraction requires at most {len(string.ascii_letters)} modes, got one more than {self}"
-            )
+            raise ValueError(f"a contraction requires at most {MOST_MODES} modes, got one more than {self}")
         return found
 
 

@@ -19,7 +19,7 @@ from meshed import BF16, F32, H200, arrays, compiled, mesh_of, shapes_of
 
 import jax_bwgemm
 from jax_bwgemm.facts.contraction import Contraction
-from jax_bwgemm.ops import lowering, partition, takeover
+from jax_bwgemm.ops import lowering, takeover
 from jax_bwgemm.ops.partition import divide
 
 ours = functools.partial(jax_bwgemm.matmul, **H200)
@@ -116,11 +116,11 @@ def test_operands_that_the_program_places_are_divided_over_the_current_mesh(kind
 
 
 def test_a_symmetric_tile_is_left_out_where_rows_are_sharded() -> None:
-    """There a device's part is no symmetric product."""
-    (a,) = placed(((512, 64),), (P("x"),))
+    """There a device's part is no symmetric product; its kernel is another one, which XLA then misses on a CPU."""
+    (a,) = placed(((4096, 1024),), (P("x"),))
     tile = "128x256x64_cta1_cluster2x1_symmetric"
-    got, _ = compiled(lambda a: jax_bwgemm.gram(a, tile=tile, **H200), [a])
-    np.testing.assert_array_equal(got, np.asarray(a, np.float32) @ np.asarray(a, np.float32).T)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for jax_bwgemm_matmul"):
+        jax.jit(lambda a: jax_bwgemm.gram(a, tile=tile, **H200)).lower(a).compile()
 
 
 def test_the_program_tells_products_of_the_same_shapes_apart() -> None:
@@ -128,9 +128,7 @@ def test_the_program_tells_products_of_the_same_shapes_apart() -> None:
     operands = placed(((64, 32), (32, 48)), (P("x"), P()))
 
     def digest(**options: Any) -> str:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(partition, "is_divided", lambda ctx: True)
-            text = jax.jit(lambda a, b: ours(a, b, **options)).lower(*operands).as_text()
+        text = jax.jit(lambda a, b: ours(a, b, **options)).lower(*operands).as_text()
         (found,) = set(re.findall(r'jax_bwgemm = "(\w+)"', text))
         return found
 
