@@ -212,31 +212,39 @@ def launch_order(num_kernels: int, copies: int, in_a_row: int) -> list[int]:
     return [min(i // in_a_row, num_kernels - 1) for i in range(launches)]
 
 
-def program(problem: Problem, decisions: Sequence[Decision], copies: int, in_a_row: int) -> Callable[..., jax.Array]:
+def program(
+    problem: Problem, decisions: Sequence[Decision], copies: int, in_a_row: int
+) -> Callable[..., list[jax.Array]]:
     """A function of `operands` that launches the kernels in turn, each launch on the next copy of a and b.
 
     It ends with the last copy, so that in the next call too a copy that comes up again is gone from the L2 cache. No
-    launch starts before the one before it ends (`pdl`), for its time would begin there too. Results are dropped.
+    launch starts before the one before it ends (`pdl`), for its time would begin there too. All results are returned:
+    of results that nobody wants, one memory would be written again and again, in the L2 cache, and what writes 2 MB
+    took 5 % less than in a user's program (seen on an H200). A burst's are no more than a millisecond writes.
     """
     result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
 
-    def launch(decision: Decision, values: Sequence[Forms], rest: Sequence[jax.Array]) -> None:
+    def launch(decision: Decision, values: Sequence[Forms], rest: Sequence[jax.Array]) -> jax.Array:
         assert decision.plan is not None and decision.entry is not None  # a kernel at hand was planned
         made = request(decision.plan, decision.entry)
         results = [result, *(jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in made.results[1:])]
-        call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else, of no use, it would not be made
+        call = jax.ffi.ffi_call(ffi.TARGET_NAME, results, has_side_effect=True)  # else two of one copy would be one
         forms = zip(values, made.operands[: len(values)], strict=True)
         given = [next(x for x in own if x.shape == asked.shape) for own, asked in forms]
-        call(*given, *rest, **ffi.as_hlo(made.attributes))
+        launched: Sequence[jax.Array] = call(*given, *rest, **ffi.as_hlo(made.attributes))
+        return launched[0]
 
-    def launch_all(a: Sequence[Forms], b: Sequence[Forms], rest: Sequence[jax.Array]) -> jax.Array:
+    def launch_all(a: Sequence[Forms], b: Sequence[Forms], rest: Sequence[jax.Array]) -> list[jax.Array]:
+        found: list[jax.Array] = []
         for i, kernel in enumerate(launch_order(len(decisions), copies, in_a_row)):
             decision, given = decisions[kernel], (a[i % copies], *b[i % copies :: copies])
             own = decision.plan
             assert own is not None and own.tile is not None  # a kernel at hand was planned
             given = given[::-1] if own.swapped else given[:1] if own.tile.symmetric else given
-            launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), given, rest)
-        return jnp.zeros(())
+            if found:  # XLA would have what reads one copy run one after the other
+                given, found[-1] = jax.lax.optimization_barrier((given, found[-1]))
+            found.append(launch(dataclasses.replace(decision, plan=dataclasses.replace(own, pdl=False)), given, rest))
+        return found
 
     return launch_all
 

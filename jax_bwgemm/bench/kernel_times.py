@@ -18,6 +18,7 @@ from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 
 FORMAT = 2
+OWN = "own"  # of `facts`, "results": each launch wrote a memory of its own; where nothing is said, all wrote the same
 DECIMALS = 4  # of microseconds: CUPTI counts nanoseconds, and a median may lie between two
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Problem)}
 

@@ -56,7 +56,8 @@ def main(
         if value < 1:
             raise ValueError(f"`{flag}` requires at least 1, got {value}")
     arch = gpu_arch("`bench --regret`")
-    facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "machine": machine.describe(commit)}
+    facts = {"arch": arch.name, "seed": seed, "rounds": rounds, "results": kernel_times.OWN}
+    facts["machine"] = machine.describe(commit)
     problems = SAMPLES[of](num, seed, arch)
     with progress_bar("products") as progress:
         timed = measure(
