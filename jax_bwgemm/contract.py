@@ -9,18 +9,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_bwgemm.facts.arch import ARCHS, by_name
 from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import Epilogue
 from jax_bwgemm.facts.legality import why_not_anyhow, why_not_dtypes
-from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES, Problem
+from jax_bwgemm.facts.problem import INT8_DTYPES, Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.ops.precision import canonical, for_xla, why_not_precision
+from jax_bwgemm.ops.precision import canonical, why_not_precision
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import aligned, finish, sums_dtype
-from jax_bwgemm.ops.shape_rules import named, operand_dtypes, reordered, viewed
+from jax_bwgemm.ops.reference import reference
+from jax_bwgemm.ops.shape_rules import named, operand_dtypes, viewed
 from jax_bwgemm.runtime import record
 from jax_bwgemm.runtime.config import Config, caller, report_fallback
 
@@ -56,32 +55,10 @@ def contract(
     problem = viewed((a, b, *operands), **given)[1]
     if reason := why_not_ours(problem, given["precision"]):
         refuse(settings, problem, reason)
-        return _by_xla(a, b, operands, **given)
+        return reference(a, b, *operands, **given)
     if tile is not None:
         check_tile(tile, problem, settings)
     return fused_product(a, b, operands, settings=settings, tile=tile, **given)
-
-
-def _by_xla(
-    a: jax.Array,
-    b: jax.Array,
-    operands: Sequence[jax.Array],
-    *,
-    contraction: Contraction,
-    out_dtype: Any,
-    epilogue: Epilogue,
-    precision: Any,
-    out_sharding: Any,
-) -> tuple[jax.Array, ...]:
-    is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
-    dtype = out_dtype if is_plain else sums_dtype(out_dtype, a.dtype, b.dtype)
-    if out_sharding is not None:
-        out_sharding = reordered(out_sharding, contraction.out, contraction.dot_out)
-    dot = lax.dot_general(a, b, contraction.dimension_numbers(), for_xla(precision), dtype, out_sharding=out_sharding)
-    acc = lax.transpose(dot, [contraction.dot_out.index(mode) for mode in contraction.out])
-    if is_plain:
-        return (acc,)
-    return finish((acc,), epilogue, aligned(operands, contraction), out_dtype, contraction.reduced_axes)
 
 
 def check_tile(tile: Tile, problem: Problem, settings: Config) -> None:

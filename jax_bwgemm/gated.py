@@ -16,8 +16,8 @@ from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.facts.units import unit
 from jax_bwgemm.matmul import as_array, checked_params, of_one_dtype
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import at_least_float32, finish
-from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, matmul_shape, of_rank, viewed
+from jax_bwgemm.ops.reference import by_matmul
+from jax_bwgemm.ops.shape_rules import check_bias, check_real, contraction_of, viewed
 from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
@@ -126,11 +126,7 @@ def _gated(operands: tuple[Array, ...], params: tuple[tuple[str, Any], ...], set
     x, w_gate, w_up, *biases = operands
     biases = [jnp.asarray(bias).astype(given["out_dtype"]) for bias in biases]
     if settings is None:
-        wide = at_least_float32(given["out_dtype"])
-        sharding = of_rank(given["out_sharding"], len(matmul_shape(x.shape, w_gate.shape)))
-        how = {"precision": given["precision"], "preferred_element_type": wide, "out_sharding": sharding}
-        sums = [jnp.matmul(x, w, **how) for w in (w_gate, w_up)]
-        return finish(sums, given["epilogue"], biases, given["out_dtype"])[0]
+        return by_matmul(x, (w_gate, w_up), biases, **given)
     contraction, (axes_x, axes_w) = gated_contraction(x.shape, w_gate.shape, given["epilogue"])
     x = lax.squeeze(x, axes_x) if axes_x else x
     w_gate, w_up = (lax.squeeze(w, axes_w) if axes_w else w for w in (w_gate, w_up))

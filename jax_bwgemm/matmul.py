@@ -10,17 +10,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.epilogues import matmul_with
-from jax_bwgemm.facts.epilogue import Epilogue, chain
-from jax_bwgemm.facts.problem import FP8_DTYPES, Problem
+from jax_bwgemm.facts.epilogue import chain
+from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.ops.precision import canonical
 from jax_bwgemm.ops.primitive import fused_product
-from jax_bwgemm.ops.reference import finish, sums_dtype
+from jax_bwgemm.ops.reference import by_matmul
 from jax_bwgemm.ops.shape_rules import (
     check_array,
     check_bias,
@@ -29,7 +28,6 @@ from jax_bwgemm.ops.shape_rules import (
     contraction_of,
     matmul_shape,
     named,
-    of_rank,
     result_dtype,
     viewed,
 )
@@ -186,7 +184,7 @@ def _matmul(
     given = dict(params)
     extras = tuple(jnp.asarray(x).astype(given["out_dtype"]) for x in extras)
     if settings is None:
-        return _matmul_by_xla(a, b, extras, **given)
+        return by_matmul(a, (b,), extras, **given)
     contraction, (axes_a, axes_b) = contraction_of(a.shape, b.shape, given["epilogue"])
     a, b = (lax.squeeze(x, axes) if axes else x for x, axes in ((a, axes_a), (b, axes_b)))
     return fused_product(a, b, extras, contraction=contraction, settings=settings, **given)[0]
@@ -285,24 +283,3 @@ def weakly_typed(x: Array) -> Array:
     """As JAX types what is made of Python's numbers alone: where it meets another array, that one's dtype holds."""
     out: Array = lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
     return out
-
-
-def _matmul_by_xla(
-    a: Array,
-    b: Array,
-    extras: Sequence[Array],
-    *,
-    out_dtype: np.dtype,
-    epilogue: Epilogue,
-    tile: Any,
-    precision: Any,
-    out_sharding: Any,
-) -> Array:
-    """For what is not ours. An epilogue, and a saturating result, are evaluated in float32, or wider where that is; a
-    bias and a residual of integers in integers."""
-    out_sharding = of_rank(out_sharding, len(matmul_shape(a.shape, b.shape)))
-    if epilogue.is_identity and str(out_dtype) not in FP8_DTYPES:
-        return jnp.matmul(a, b, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding)
-    dtype = sums_dtype(out_dtype, a.dtype, b.dtype)
-    acc = jnp.matmul(a, b, precision=precision, preferred_element_type=dtype, out_sharding=out_sharding)
-    return finish((acc,), epilogue, extras, out_dtype)[0]

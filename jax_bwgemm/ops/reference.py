@@ -14,7 +14,7 @@ from jax_bwgemm.facts.contraction import Contraction
 from jax_bwgemm.facts.epilogue import ACC, UP, Apply, Const, Epilogue, Input, Node
 from jax_bwgemm.facts.problem import FP8_DTYPES, INT8_DTYPES
 from jax_bwgemm.ops.precision import for_xla
-from jax_bwgemm.ops.shape_rules import reordered
+from jax_bwgemm.ops.shape_rules import matmul_shape, of_rank, reordered
 
 OPS: dict[str, Callable[..., jax.Array]] = {
     "add": lambda x, y: jnp.add(*_alike(x, y)),
@@ -60,14 +60,34 @@ def reference(
     out_sharding: Any = None,
     **_: Any,
 ) -> tuple[jax.Array, ...]:
-    """The primitives' results, from their operands and params."""
+    """The primitives' results, from their operands and params; of any dtypes, of which sums may be wider."""
     others, operands = operands[: contraction.num_bs - 1], operands[contraction.num_bs - 1 :]
-    acc_dtype = jnp.dtype("int32" if str(a.dtype) in INT8_DTYPES else "float32")
+    acc_dtype = jnp.dtype("int32") if str(a.dtype) in INT8_DTYPES else sums_dtype(out_dtype, a.dtype, b.dtype)
     is_plain = epilogue.is_identity and out_dtype in (a.dtype, acc_dtype) and str(out_dtype) not in FP8_DTYPES
     dtype = out_dtype if is_plain else acc_dtype
     sums = tuple(_dot(a, x, contraction, dtype, for_xla(precision), out_sharding) for x in (b, *others))
     axes = contraction.reduced_axes
     return sums if is_plain else finish(sums, epilogue, aligned(operands, contraction), out_dtype, axes)
+
+
+def by_matmul(
+    a: jax.Array,
+    bs: Sequence[jax.Array],
+    extras: Sequence[jax.Array],
+    *,
+    out_dtype: Any,
+    epilogue: Epilogue,
+    precision: Any = None,
+    out_sharding: Any = None,
+    **_: Any,
+) -> jax.Array:
+    """As `reference`, of what is not ours, in shapes and dtypes that `jnp.matmul` takes: with each of `bs`, and the
+    first result."""
+    is_plain = epilogue.is_identity and str(out_dtype) not in FP8_DTYPES
+    dtype = out_dtype if is_plain else sums_dtype(out_dtype, a.dtype, bs[0].dtype)
+    sharding = of_rank(out_sharding, len(matmul_shape(a.shape, bs[0].shape)))
+    sums = [jnp.matmul(a, b, precision=precision, preferred_element_type=dtype, out_sharding=sharding) for b in bs]
+    return sums[0] if is_plain else finish(sums, epilogue, extras, out_dtype)[0]
 
 
 def aligned(operands: Sequence[jax.Array], contraction: Contraction) -> list[jax.Array]:
