@@ -66,9 +66,12 @@ STEP = 0.25  # of a parameter's logarithm
 
 
 def load(path: Path) -> tuple[Arch, list[Measured]]:
-    """What `--regret N --json PATH` wrote, without products that are XLA's by now. ValueError for another file."""
+    """What `--regret N --json PATH` wrote, without products that are XLA's by now; as if each launch had written a
+    memory of its own. ValueError for another file."""
     facts, products = kernel_times.load(path)
-    return by_name(facts.get("arch", "")), [x for x in products if why_not_padded(x.problem) is None]
+    own = [x for x in products if why_not_padded(x.problem) is None]
+    has_own_results = facts.get("results") == kernel_times.OWN
+    return by_name(facts.get("arch", "")), own if has_own_results else [kernel_times.with_own_results(x) for x in own]
 
 
 def main(paths: Sequence[Path], steps: int, seed: int) -> int:

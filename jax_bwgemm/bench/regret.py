@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_bwgemm.bench import kernel_times, machine, pool
 from jax_bwgemm.bench.candidates import Clock, Timed, gpu_arch, time_kernels
-from jax_bwgemm.bench.cases import LAYERS, Case
+from jax_bwgemm.bench.cases import LAYERS, Case, random_cases
 from jax_bwgemm.bench.kernel_times import Measured
 from jax_bwgemm.bench.tune import aligned
 from jax_bwgemm.cli.drawing import progress_bar
@@ -153,8 +153,15 @@ def sample_of_tall(num: int, seed: int, arch: Arch) -> list[Problem]:
     return problems
 
 
+def sample_of_cases(num: int, seed: int, arch: Arch) -> list[Problem]:
+    """At most `num` of the first of those that `bench --random` draws, without longer ones than MAX_LAYER_US."""
+    problems = [case.fused for case in random_cases(2 * num, seed)]
+    return [x for x in problems if roofline_us(x, arch) < MAX_LAYER_US and why_not_padded(x) is None][:num]
+
+
 SAMPLES = {
     "all": sample,
+    "cases": sample_of_cases,
     "layers": sample_of_layers,
     "fused": sample_of_fused,
     "parts": sample_of_parts,

@@ -74,10 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--regret", type=int, metavar="N", help="instead: what the planner's choices lose, N products")
     parser.add_argument(
         "--of",
-        choices=("all", "layers", "fused", "parts", "tall"),
+        choices=("all", "cases", "layers", "fused", "parts", "tall"),
         default="all",
-        help="of --regret and --orders: any products, layers of models and squares, layers with an epilogue, parts of "
-        "long sums, or many rows (default: %(default)s)",
+        help="of --regret and --orders: any products, those of --random, layers of models and squares, layers with an "
+        "epilogue, parts of long sums, or many rows (default: %(default)s)",
     )
     parser.add_argument("--orders", type=int, metavar="N", help="instead: orders of tiles and L2 hints, N products")
     parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="instead: the model's constants, refitted")

@@ -51,8 +51,9 @@ HELD_OUT = {
     "h200_any_held_out.json": (0.015, 0.05, 0.4),
     "h200_any_again_held_out.json": (0.015, 0.05, 0.55),
     "h200_any_sooner_held_out.json": (0.015, 0.05, 0.5),
-    "h200_third_held_out.json": (0.015, 0.05, 0.4),
+    "h200_cases_held_out.json": (0.015, 0.055, 0.4),
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
+LATEST = ("h200_any_sooner_held_out.json", "h200_cases_held_out.json")
 H200 = by_name("h200")
 IN_EIGHTS = {
     *(f"{shape}x64_cta1_cluster4x2_pingpong" for shape in ("64x96", "128x96", "128x128")),
@@ -70,7 +71,10 @@ def test_what_ships_belongs_to_the_constants() -> None:
     assert calibration.of(other) is None
 
 
-@pytest.mark.parametrize("name, most", HELD_OUT.items())
+@pytest.mark.parametrize(
+    "name, most",
+    [pytest.param(*item, marks=[] if item[0] in LATEST else [pytest.mark.long]) for item in HELD_OUT.items()],
+)
 def test_it_cuts_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     name: str, most: tuple[float, float, float]
 ) -> None:
