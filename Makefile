@@ -39,9 +39,9 @@ test: $(VENV)/test.stamp build
 test-all: test
 	$(PYTEST) -m long
 
-# What a change waits for: of what takes longest a sixteenth, another one with each commit (tests/shares.py). All of `.ci/run`
+# What a change waits for: of what takes longest a twentieth, another one with each commit (tests/shares.py). All of `.ci/run`
 # is to end within an hour on two cores, of which a slow hour's build takes 25 minutes, and the short tests 20.
-SHARES := 16
+SHARES := 20
 test-change: test
 	JAX_BWGEMM_SHARE=$$(git rev-list --count HEAD 2>/dev/null || echo 0)/$(SHARES) $(PYTEST) -m long
 

@@ -60,7 +60,7 @@ KINDS = {
     "short": Kind(1.76, 0.011, 0.57, 1.95),
     "uneven": Kind(4.32, 0.0124, 0.82, 0.32, least=0.2),
     "thin": Kind(1.36, 0.0029, 0.0, 2.45, least=1.0),
-    "vector": Kind(1.57, 0.0059, 1.39, 1.15),
+    "vector": Kind(1.57, 0.0045, 1.0, 1.0, least=0.15),
     # Of k, times a vector: a reduction of XLA's. Trees have seen few of them, and are further off.
     "rows": Kind(2.1, 0.0, 0.0, 1.16, learned=False),
     "other": Kind(3.0, 0.004, 0.0, 1.2, least=1.0, alone=False),  # of which XLA may have any of hundreds of kernels

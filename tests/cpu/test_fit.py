@@ -117,7 +117,7 @@ def test_what_tiles_in_larger_clusters_gave() -> None:
     """As docs/hopper.md says."""
     results, gains = Path(fit.__file__).parent / "results" / "regret", []
     for name in ("fitted", "tiles", "random", "drawn", "held_out_before"):
-        for product in fit.load(results / f"h200_{name}.json")[1]:
+        for product in kernel_times.load(results / f"h200_{name}.json")[1]:
             of = [[us for (tile, _), us in product.times_us.items() if (tile in SINCE) == late] for late in (0, 1)]
             if all(of):
                 gains.append(min(of[0]) / min(of[1]))

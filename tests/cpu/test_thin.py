@@ -9,6 +9,7 @@ import statistics
 import pytest
 from pages import DOCS
 
+from jax_bwgemm.bench import kernel_times
 from jax_bwgemm.bench.fit import load
 from jax_bwgemm.bench.machine import RESULTS
 from jax_bwgemm.facts import thin
@@ -197,7 +198,7 @@ def test_choices_lose_little() -> None:
 
 @pytest.mark.parametrize("form", [(11549, 1, 6291, "k", "k"), (10965, 2, 11981, "m", "n"), (7383, 6, 12772, "k", "k")])
 def test_what_the_page_says_of_them(form: tuple[int, int, int, str, str]) -> None:
-    _, timed = load(RESULTS / "regret/h200_thin.json")
+    _, timed = kernel_times.load(RESULTS / "regret/h200_thin.json")
     m, n, k, *majors = form
     problem = Problem(m, n, k, a_major=majors[0], b_major=majors[1])
     (times,) = [product.times_us for product in timed if product.problem == problem]
