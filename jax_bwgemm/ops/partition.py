@@ -223,6 +223,21 @@ def _axes_of_sum(
     return axes if (is_shared or is_sooner) and sizes[mode] % _parts(mesh, axes) == 0 else ()
 
 
+def retained(
+    modes: str, spec: Placement, wanted: Placement, sizes: Mapping[str, int], mesh: Mapping[str, int]
+) -> Placement:
+    """The axes, by mode, of which an operand that has them as `spec` says is gathered by us, behind what else is done
+    to have it as `wanted`: XLA gathers all of an operand first, of which it then cuts a part."""
+    is_cut = any(set(wanted.get(mode, ())) - set(spec.get(mode, ())) for mode in modes)
+    taken = {axis for mode in modes for axis in wanted.get(mode, ())}
+    found: dict[str, Axes] = {}
+    for mode in modes if is_cut else "":
+        axes, kept = spec.get(mode, ()), wanted.get(mode, ())
+        if axes[: len(kept)] == kept and sizes[mode] % _parts(mesh, axes) == 0:
+            found[mode] = tuple(itertools.takewhile(lambda axis: axis not in taken, axes[len(kept) :]))
+    return found
+
+
 def _shard_elems(modes: str, sizes: Mapping[str, int], mesh: Mapping[str, int], kept: Placement) -> int:
     """Of an array whose modes are sharded as far as that is settled."""
     return math.prod(-(-sizes[mode] // _parts(mesh, kept.get(mode, ()))) for mode in modes)
@@ -261,20 +276,36 @@ class _Partition:
         a, b, out = (x.dtype.itemsize for x in (*operands[:2], results[0]))
         wanted, may_sum = _placement(contraction.out, results[0]), not self.params["settings"].is_batch_invariant
         found = divide(contraction, sizes, mesh.shape, specs, wanted, (a, b, out), may_sum)
+        later = [
+            retained(modes, spec, found.operands, sizes, mesh.shape)
+            for modes, spec in zip(contraction.factors, specs, strict=False)
+        ]
 
         def local(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # Not under the mesh of `jax.set_mesh`: these are shards, of which it knows nothing.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                return _whole_reductions(_local(operands, found, self.params), found, self.params)
+                factors = map(_gathered, operands, contraction.factors, later)
+                shards = *factors, *operands[len(later) :]
+                return _whole_reductions(_local(shards, found, self.params), found, self.params)
 
         def sharding(modes: str, placement: Placement) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(placement[mode] or None for mode in modes)))
 
         out = sharding(contraction.out, found.result)
-        factors = [sharding(modes, found.operands) for modes in contraction.factors]
+        factors = [
+            sharding(modes, {mode: (*found.operands[mode], *own.get(mode, ())) for mode in modes})
+            for modes, own in zip(contraction.factors, later, strict=True)
+        ]
         extras = [sharding(modes, found.result) for modes in contraction.extras]
         reduced = [sharding(modes, found.result) for modes in contraction.reduced]
         return mesh, local, (*[out] * (len(results) - len(reduced)), *reduced), (*factors, *extras)
+
+
+def _gathered(x: jax.Array, modes: str, over: Placement) -> jax.Array:
+    for dim, mode in enumerate(modes):
+        if axes := over.get(mode):
+            x = lax.all_gather(x, axes, axis=dim, tiled=True)
+    return x
 
 
 def _placement(modes: str, x: Any) -> Placement:

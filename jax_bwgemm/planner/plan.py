@@ -134,6 +134,12 @@ def plan(
     best = giving_way(best, judged) if shares_device else best
     if unpadded and not best.tile.direct:  # which takes operands as they lie
         return Plan(problem, arch, judged, reason=unpadded)
+    planned = _planned(best, arch, symbols, shares_device)
+    return dataclasses.replace(planned, candidates=judged, record=record if is_measured else None)
+
+
+def _planned(best: Candidate, arch: Arch, symbols: Symbols | None, shares_device: bool) -> Plan:
+    """How the chosen tile is launched."""
     seen = best.problem
     largest = (
         sized(seen, _symbols_of(best, symbols).samples[-1]) if symbols else seen
@@ -141,12 +147,10 @@ def plan(
     group, along_n = best.order or raster(best.tile, largest, arch)
     a_l2, b_l2 = l2_hints(best.tile, largest, arch)
     stream = best_stream(best.tile, seen, arch)
-    pdl = best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM
-    source = record if is_measured else None
     return Plan(
         seen,
         arch,
-        judged,
+        (),
         best.tile,
         raster_group=group,
         raster_along_n=along_n,
@@ -155,11 +159,10 @@ def plan(
         a_l2=a_l2,
         b_l2=b_l2,
         c_l2=result_hint(best.tile, largest, arch),
-        pdl=pdl,
+        pdl=best.cost is not None and best.cost.us <= PDL_MAX_US and stream == NO_STREAM,
         stream=stream,
         stages=launch_stages(best.tile, seen, arch, not (symbols and symbols.k)),
         rounds=rounds(best.tile, expected_us(best)) if shares_device else 1,
-        record=source,
     )
 
 

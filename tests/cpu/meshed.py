@@ -31,14 +31,20 @@ def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
 
 
 def compiled(
-    f: Callable[..., Any], operands: Sequence[jax.Array], reductions: list[str] | None = None, **settings: Any
+    f: Callable[..., Any],
+    operands: Sequence[jax.Array],
+    reductions: list[str] | None = None,
+    gathers: list[str] | None = None,
+    **settings: Any,
 ) -> tuple[Any, list[str]]:
-    """What it returns, and its collectives. The local products fall back to XLA's."""
+    """What it returns, and its collectives. The local products fall back to XLA's. `reductions` and `gathers` get the
+    lines of these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choices, "choose", lambda asked, _: Attempt(Route(asked.problem), reason="this is a CPU"))
         program = jax.jit(lambda *x: f(*x), **settings).lower(*operands).compile()
-    if reductions is not None:
-        reductions += [line for line in program.as_text().splitlines() if "all-reduce(" in line]
+    for lines, kind in ((reductions, "all-reduce("), (gathers, "all-gather(")):
+        if lines is not None:
+            lines += [line for line in program.as_text().splitlines() if kind in line]
     return program(*operands), collectives(program.as_text())
 
 

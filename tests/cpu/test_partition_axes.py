@@ -4,6 +4,7 @@ products apart in JAX's persistent compilation cache."""
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,6 +48,34 @@ def test_a_result_wanted_on_all_of_ks_axes_is_scattered_once(axes: tuple[str, st
     got, found = compiled(ours, operands, out_shardings=NamedSharding(operands[0].sharding.mesh, spec))
     assert found == ["reduce-scatter"] and got.sharding.spec == spec
     np.testing.assert_array_equal(got, np.asarray(operands[0], np.float32) @ np.asarray(operands[1], np.float32))
+
+
+@pytest.mark.parametrize("form", ["matmul", "gated"])
+@pytest.mark.parametrize(
+    ("specs", "elements"),
+    [
+        ((P("x"), P(None, "y")), 2 * 32 * 48),
+        ((P("x"), P(None, "y", "x")), 2 * 32 * 48),
+        ((P("x"), P(None, ("y", "x"))), 2 * 32 * 48),
+        ((P(None, None, "y"), P("x")), 2 * 64 * 32),
+        ((P(None, None, "y"), P("x", "y")), 0),
+    ],
+)
+def test_an_operand_is_cut_before_it_is_gathered(form: str, specs: tuple[P, P], elements: int) -> None:
+    """Matrices of experts over x, whose rows or columns are over y: what is gathered is one device's experts' alone, as
+    XLA does it. It was all of them."""
+    operands, lines = placed(((8, 64, 32), (8, 32, 48)), specs), list[str]()
+
+    def gated(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax_bwgemm.gated_matmul(x, w, 2 * w, activation="relu", **H200)
+
+    got, found = compiled(gated if form == "gated" else ours, operands, gathers=lines)
+    sizes = [re.findall(r"= \(?\w+\[([\d,]+)\]", line)[0] for line in lines]
+    elements *= 2 if form == "gated" and specs[1] != P("x") else 1
+    assert sum(math.prod(map(int, size.split(","))) for size in sizes) == elements, found
+    x, w = (np.asarray(operand, np.float32) for operand in operands)
+    want = np.maximum(x @ w, 0) * (x @ (2 * w)) if form == "gated" else x @ w
+    np.testing.assert_array_equal(np.asarray(got, np.float32), want.astype(BF16).astype(np.float32))
 
 
 @pytest.mark.parametrize("rows", [64, 512])
