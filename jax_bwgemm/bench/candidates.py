@@ -27,9 +27,10 @@ import numpy as np
 
 from jax_bwgemm.bench import timing
 from jax_bwgemm.bench.cases import MAX_ROTATION
+from jax_bwgemm.bench.kernel_times import result_bytes
 from jax_bwgemm.facts.arch import Arch
 from jax_bwgemm.facts.padding import contiguous, padded_shape
-from jax_bwgemm.facts.problem import DTYPE_BYTES, Problem
+from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.planner.cost import roofline_us
 from jax_bwgemm.planner.measured import CUBIN_DIGITS, Record, Time, key, now
 from jax_bwgemm.planner.order import raster
@@ -158,8 +159,8 @@ def gpu_clock(
     ffi.register(artifacts.launch_dirs())
     copies = num_copies(problem, arch.l2_bytes)
     values = operands(problem, copies)
-    result_bytes = problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
-    size, in_a_row = burst(min(most or len(decisions), len(decisions)), roofline_us(problem, arch), result_bytes)
+    num = min(most or len(decisions), len(decisions))
+    size, in_a_row = burst(num, roofline_us(problem, arch), result_bytes(problem))
     parts = [decisions[i : i + size] for i in range(0, len(decisions), size)]
     programs = [jax.jit(program(problem, part, copies, in_a_row)).lower(*values) for part in parts]
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -176,9 +177,10 @@ def gpu_clock(
     return [us for i, once in enumerate(first) for us in (measure(i, rounds) if min(once) <= limit else once)]
 
 
-def burst(num_kernels: int, least_us: float, result_bytes: int = 1) -> tuple[int, int]:
-    """(how many kernels run without a rest, launches of each in a row), where no launch takes less than `least_us`."""
-    launches = min(int(BURST_US / least_us), RESULT_BYTES // result_bytes)
+def burst(num_kernels: int, least_us: float, bytes_each: int) -> tuple[int, int]:
+    """(how many kernels run without a rest, launches of each in a row), where no launch takes less than `least_us` and
+    each writes so many bytes."""
+    launches = min(int(BURST_US / least_us), RESULT_BYTES // bytes_each)
     in_a_row = max(1, min(MAX_IN_A_ROW, launches))
     return max(1, min(num_kernels, launches // in_a_row)), in_a_row
 
@@ -222,8 +224,8 @@ def program(
 
     It ends with the last copy, so that in the next call too a copy that comes up again is gone from the L2 cache. No
     launch starts before the one before it ends (`pdl`), for its time would begin there too. All results are returned:
-    else one memory would be written again and again, in the L2 cache, where 1 MB takes 0.15 us less than in a user's
-    program and 2 MB or more 0.2 us (seen on an H200).
+    else one memory would be written again and again, in the L2 cache, which takes less than a user's program
+    (`kernel_times.OWN_US`).
     """
     result = jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), jnp.dtype(problem.out_dtype))
 

@@ -59,11 +59,14 @@ def load(path: Path) -> tuple[dict[str, Any], list[Measured]]:
         raise ValueError(f"`bench` requires a file that `--regret --json` wrote, got {path}: {error}") from error
 
 
+def result_bytes(problem: Problem) -> int:
+    """Of the result that each launch writes."""
+    return problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
+
+
 def with_own_results(product: Measured) -> Measured:
     """Times of launches that all wrote the same memory, as they would be if each had had one of its own."""
-    problem = product.problem
-    megabytes = 1e-6 * problem.batch * problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
-    more_us = min(MOST_OWN_US, OWN_US * math.sqrt(megabytes))
+    more_us = min(MOST_OWN_US, OWN_US * math.sqrt(1e-6 * result_bytes(product.problem)))
     return dataclasses.replace(product, times_us={kernel: us + more_us for kernel, us in product.times_us.items()})
 
 

@@ -10,7 +10,7 @@ from jax_bwgemm.planner.xla import KINDS, THIN, kind_of, xla_us
 
 # Times what is predicted of our kernels. Of short and uneven products, a tenth of ours take over 1.05 times that and a
 # tenth of XLA's under 0.87 times what is expected, and what is close is XLA's, since it is what the user would have
-# had: of 249 that take less than 4 us, and 141 others, that ours had timed by today's choice, these factors leave the
+# had: of 266 that take less than 4 us, and 154 others, that ours had timed by today's choice, these factors leave the
 # fewest behind XLA that cost little in the mean (results/random, XLA by trees of others, an H200, by hand). Of others
 # what is close is ours: 1.05 would leave over a third of models' layers to XLA, and gain nothing
 # (tests/cpu/test_xla.py). Of long ones few were learned from, most of them on H100s, and of an H200 some 3 % less is
