@@ -29,7 +29,7 @@ def test_matmul_and_gradient():
 
 
 @pytest.mark.parametrize(
-    "device, tile", [("h200", "128x256x64_cta1_cluster1x1"), ("b200", "256x256x64_cta2_cluster2x1")]
+    "device, tile", [("h200", "128x256x64_cta1_cluster1x1_streamk"), ("b200", "256x256x64_cta2_cluster2x1")]
 )
 def test_plan(device, tile):
     problem = Problem(8192, 8192, 8192)

@@ -80,6 +80,13 @@ HOPPER_FURTHER = (
     Tile(64, 112, cluster_m=4, pingpong=True),
     Tile(64, 192, cluster_m=4, stream_k=True),
     Tile(128, 224, cluster_m=4),
+    Tile(128, 160, cluster_m=4, cluster_n=2),
+    Tile(128, 160, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(64, 96, cluster_n=4, pingpong=True),
+    Tile(64, 144, cluster_m=4, pingpong=True),
+    Tile(64, 48, pingpong=True),
+    Tile(64, 32, cluster_n=2, pingpong=True),
+    Tile(64, 32, cluster_n=4, pingpong=True),
 )  # for some shapes only
 # Tiles in clusters of four and eight read least from the L2 cache: what they gave is in docs/hopper.md.
 # Tried for large products on an H200 (2026-11-24), not shipped: 256x192, 256x160 and 192x192, alone and in clusters of
@@ -119,6 +126,14 @@ HOPPER_NARROW_FURTHER = (
     Tile(128, 64, cluster_m=4, pingpong=True),
     Tile(64, 32, cluster_m=4, stream_k=True),
     Tile(64, 64, cluster_k=8),
+    Tile(64, 16, pingpong=True),
+    Tile(64, 16, cluster_m=4, pingpong=True),
+    Tile(64, 64, cluster_m=4, pingpong=True),
+    Tile(64, 16, cluster_n=2, stream_k=True),
+    Tile(64, 16, cluster_m=2, stream_k=True),
+    Tile(64, 16, cluster_m=4, stream_k=True),
+    Tile(64, 16, cluster_m=2, cluster_n=2, stream_k=True),
+    Tile(128, 16, cluster_m=4, stream_k=True),
 )
 HOPPER_SWAPPED = (
     Tile(64, 48, cluster_k=4),
@@ -179,6 +194,19 @@ HOPPER_SWAPPED = (
     Tile(128, 80, cluster_m=4, pingpong=True),
     Tile(128, 112, cluster_m=4, pingpong=True),
     Tile(128, 224, cluster_m=2),
+    Tile(64, 16, pingpong=True),
+    Tile(64, 16, cluster_n=2, stream_k=True),
+    Tile(64, 32, cluster_n=2, stream_k=True),
+    Tile(64, 112, cluster_m=4, pingpong=True),
+    Tile(64, 144, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(64, 192, cluster_m=4, stream_k=True),
+    Tile(64, 192, cluster_m=2, cluster_n=4, pingpong=True),
+    Tile(64, 256),
+    Tile(128, 80, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 112, cluster_m=4, cluster_n=2, pingpong=True),
+    Tile(128, 240, cluster_m=4),
+    Tile(192, 192),
+    Tile(256, 160, cluster_n=2),
 )
 HOPPER_SYMMETRIC = (
     Tile(128, 256, cluster_m=2, symmetric=True),

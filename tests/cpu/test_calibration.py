@@ -52,6 +52,7 @@ HELD_OUT = {
     "h200_any_again_held_out.json": (0.015, 0.05, 0.55),
     "h200_any_sooner_held_out.json": (0.015, 0.05, 0.5),
     "h200_cases_held_out.json": (0.015, 0.05, 0.4),
+    "h200_trial_held_out.json": (0.015, 0.055, 0.4),
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
 LATEST = ("h200_any_sooner_held_out.json", "h200_cases_held_out.json")
 H200 = by_name("h200")

@@ -29,7 +29,7 @@ LARGE = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
 
 def explained(problem, arch, tiles, narrow=()):
     """The text for a choice from given lists, whatever ships."""
-    lists = [{"hopper": found, "blackwell": found} for found in (tiles, narrow)]
+    lists = [{"hopper": found, "blackwell": found} for found in (tiles, narrow, ())]
     chosen = plan(problem, arch, among=candidates(problem, arch, *lists))
     return str(Explanation(problem, chosen, chosen.variant.name))
 

@@ -122,7 +122,8 @@ HOPPER_PLAIN = {
         "128x160 4x1 pingpong, 192x192 1x2, 64x64 4x2 pingpong, 64x128 4x1 pingpong, 128x64 4x1 pingpong, "
         "128x96 1x4 pingpong, 128x64 1x4 streamk, 128x128 4x2 pingpong, 128x64 2x4 pingpong, 128x160 4x2 streamk, "
         "128x128 2x4 pingpong, 128x192 4x2 streamk, 64x16 streamk, 64x32 4x1 streamk, 128x32 4x1 pingpong, "
-        "64x32 4x1 pingpong, 128x192 2x1 streamk, 64x64 4x2 streamk, 192x96 2x2, 64x192 4x1 streamk, 128x224 4x1"
+        "64x32 4x1 pingpong, 128x192 2x1 streamk, 64x64 4x2 streamk, 192x96 2x2, 64x192 4x1 streamk, 128x224 4x1, "
+        "64x16 1x2 streamk, 64x16 2x1 streamk"
     ),
     "kkn": _tiles(
         "128x256, 128x192 2x1, 128x64, 128x96 1x4 pingpong, 128x128 2x1 pingpong, 128x256 2x1 streamk, "
@@ -131,7 +132,8 @@ HOPPER_PLAIN = {
         "128x160 4x2 streamk, 64x80 2x2 pingpong, 128x192 4x2 streamk, 192x128 2x4 streamk, 64x16 streamk, "
         "64x32 4x1 streamk, 128x32 4x1 pingpong, 64x32 1x1x4, 64x32 4x1 pingpong, 64x64 2x2 pingpong, "
         "128x80 2x4 pingpong, 64x96 4x1 pingpong, 64x128 4x2 streamk, 128x96 4x1 pingpong, 64x192 4x1 streamk, "
-        "64x112 4x1 pingpong"
+        "64x112 4x1 pingpong, 128x160 4x2 pingpong, 64x96 1x4 pingpong, 64x144 4x1 pingpong, 64x48 pingpong, "
+        "64x32 1x2 pingpong, 64x16 4x1 streamk"
     ),  # 128x192 2x1 streamk would spill 8 bytes
     "mnn": _tiles(
         "128x256 2x1 streamk, 128x256 streamk, 128x192 pingpong, 192x128 1x2 streamk, 128x128 1x2 pingpong, 128x64, "
@@ -140,7 +142,8 @@ HOPPER_PLAIN = {
         "128x128 4x2 streamk, 128x192 4x2 pingpong, 128x96 1x4 pingpong, 128x192 2x1 streamk, 128x16 streamk, "
         "64x48 1x1x8, 64x128 1x1x4, 192x192 1x2, 64x32 4x1 pingpong, 64x64 1x4 pingpong, 64x128 4x2 pingpong, "
         "64x64 4x2 streamk, 128x128 2x1, 128x64 4x1 pingpong, 128x192 2x1 pingpong, 64x32 2x1 streamk, "
-        "64x96 4x2 streamk, 192x160 2x1, 64x192 4x1 streamk, 128x256"
+        "64x96 4x2 streamk, 192x160 2x1, 64x192 4x1 streamk, 128x160 4x2, 64x32 1x4 pingpong, 64x16 1x2 streamk, "
+        "64x16 4x1 pingpong, 128x256"
     ),  # gradients of weights, whose sums run over the rows of both operands; the last is for meshes (`giving_way`)
     "mkm": _tiles(
         "128x16, 128x32, 128x64, 256x64, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, "
@@ -151,7 +154,8 @@ HOPPER_PLAIN = {
         "64x192 4x2 pingpong, 64x48 2x2 pingpong, 64x224 4x2 pingpong, 128x112 2x4 pingpong, 128x160 2x4 pingpong, "
         "64x96 1x1x2, 128x160 1x2, 128x48 1x2 pingpong, 128x160 4x1 pingpong, 128x96 1x1x4, 64x96 2x2 pingpong, "
         "64x80 4x2 pingpong, 64x80 4x1 pingpong, 128x80 4x1 pingpong, 64x160 4x2 pingpong, 128x112 4x1 pingpong, "
-        "128x224 2x1"
+        "128x224 2x1, 64x16 pingpong, 64x16 1x2 streamk, 64x16 4x1 streamk, 64x32 1x2 streamk, 64x64 4x1 pingpong, "
+        "64x256, 128x80 2x4 pingpong, 128x112 4x2 pingpong"
     ),
     "kkm": _tiles(
         "128x32, 64x16 streamk, 64x32 streamk, 128x16 streamk, 64x32 1x1x4, 64x48 1x1x4, 64x112 1x1x4, 64x48 1x1x8, "
@@ -160,14 +164,17 @@ HOPPER_PLAIN = {
         "128x112 2x2 pingpong, 192x160 2x2 streamk, 64x96 1x1x8, 64x96 4x2 pingpong, 128x96 4x2 pingpong, "
         "64x96 4x2 streamk, 128x192 4x2 streamk, 64x192 4x2 pingpong, 64x48 2x2 pingpong, 128x80 2x4 pingpong, "
         "128x160 4x2 pingpong, 128x64, 64x64 1x1x8, 128x80 1x2 pingpong, 128x160 2x1 streamk, 128x112 4x1 pingpong, "
-        "64x112 4x1 streamk, 128x224 2x1, 128x128 4x1 pingpong, 64x80 4x2 pingpong, 128x80 4x1 pingpong"
+        "64x112 4x1 streamk, 128x224 2x1, 128x128 4x1 pingpong, 64x80 4x2 pingpong, 128x80 4x1 pingpong, "
+        "64x16 pingpong, 64x16 1x2 streamk, 64x112 4x1 pingpong, 64x144 2x4 pingpong, 128x80 4x2 pingpong, "
+        "128x240 4x1, 256x160 1x2"
     ),
     "mnm": _tiles(
         "64x16 streamk, 128x16 streamk, 64x32 1x1x8, 128x160 2x1, 64x32 4x1 pingpong, 128x64 4x1 pingpong, "
         "128x128 2x2 pingpong, 64x192 4x2 pingpong, 64x32 2x4 pingpong, 64x32 4x1 streamk, 128x224 4x1, "
         "128x96 4x2 pingpong, 128x128 4x1 pingpong, 192x128 4x2 streamk, 64x128 1x1x8, 64x160 4x1 pingpong, "
         "64x96 2x2 pingpong, 64x96 1x1x8, 64x128 streamk, 128x32, 128x64, 128x32 2x1 pingpong, 128x32 4x1 pingpong, "
-        "128x224 2x1"
+        "128x224 2x1, 64x16 1x2 streamk, 64x16 2x2 streamk, 128x16 4x1 streamk, 64x192 4x1 streamk, "
+        "64x192 2x4 pingpong, 192x192"
     ),
     "knm": _tiles(
         "64x16 streamk, 128x16 streamk, 64x32 1x1x8, 128x160 2x1, 64x32 4x1 pingpong, 128x64 4x1 pingpong, "
