@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bwgemm.facts.tile import Tile
 from jax_bwgemm.matmul import as_array, of_one_dtype
@@ -22,19 +24,19 @@ Array = jax.Array
 
 
 def all_gather_matmul(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     axis_name: str,
     *,
     gather_dimension: int = -2,
     in_order: bool = True,
     num_chunks: int | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     alpha: float = 1.0,
-    bias: Any = None,
+    bias: ArrayLike | None = None,
     activation: str | None = None,
-    residual: Any = None,
-    precision: Any = None,
+    residual: ArrayLike | None = None,
+    precision: PrecisionLike = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
@@ -100,14 +102,14 @@ def all_gather_matmul(
 
 
 def matmul_reduce_scatter(
-    a: Any,
-    b: Any,
+    a: ArrayLike | tuple[ArrayLike, ...],
+    b: ArrayLike,
     axis_name: str,
     *,
     scatter_dimension: int = -2,
     num_chunks: int | None = None,
-    out_dtype: Any = None,
-    precision: Any = None,
+    out_dtype: DTypeLike | None = None,
+    precision: PrecisionLike = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
@@ -153,7 +155,8 @@ def matmul_reduce_scatter(
     size, dim, num_chunks = _checked(
         "matmul_reduce_scatter", first, b, axis_name, num_chunks, scatter_dimension=scatter_dimension
     )
-    if isinstance(a, tuple) and (len(a) != size or any((x.shape, x.dtype) != (a[0].shape, a[0].dtype) for x in a)):
+    kinds = {(x.shape, x.dtype) for x in parts}
+    if isinstance(a, tuple) and (len(parts) != size or len(kinds) > 1):
         got = ", ".join(str(jax.typeof(x)) for x in parts)
         raise ValueError(
             f"`a` requires {size} arrays of one shape and dtype for the devices of {axis_name!r}, got {got}"

@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.facts.contraction import of_dot_general
@@ -19,13 +22,13 @@ Array = jax.Array
 
 
 def dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,

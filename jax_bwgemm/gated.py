@@ -9,6 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.facts.epilogue import Epilogue
@@ -24,16 +27,16 @@ Array = jax.Array
 
 
 def gated_matmul(
-    x: Any,
-    w_gate: Any,
-    w_up: Any,
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
     *,
     activation: str = "silu",
-    bias_gate: Any = None,
-    bias_up: Any = None,
-    out_dtype: Any = None,
-    precision: Any = None,
-    out_sharding: Any = None,
+    bias_gate: ArrayLike | None = None,
+    bias_up: ArrayLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    precision: PrecisionLike = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,

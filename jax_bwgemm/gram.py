@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bwgemm.contract import contract
 from jax_bwgemm.facts.contraction import Contraction, of_matmul
@@ -23,15 +26,15 @@ MUON = (3.4445, -4.775, 2.0315)  # Keller Jordan's, which bring singular values 
 
 
 def gram(
-    a: Any,
+    a: ArrayLike,
     *,
     transpose_a: bool = False,
     alpha: float = 1.0,
-    residual: Any = None,
+    residual: ArrayLike | None = None,
     beta: float = 1.0,
-    out_dtype: Any = None,
-    precision: Any = None,
-    out_sharding: Any = None,
+    out_dtype: DTypeLike | None = None,
+    precision: PrecisionLike = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
@@ -96,12 +99,12 @@ def contraction_of(rank: int, transpose_a: bool, has_residual: bool) -> Contract
 
 
 def newton_schulz(
-    x: Any,
+    x: ArrayLike,
     *,
     steps: int = 5,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
     eps: float = 1e-7,
-    dtype: Any = jnp.bfloat16,
+    dtype: DTypeLike = jnp.bfloat16,
     **options: Any,
 ) -> Array:
     """The orthogonal polar factor of `x`, nearly: U V^T of its singular value decomposition, as Muon's update has it.

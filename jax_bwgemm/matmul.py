@@ -6,11 +6,14 @@ import functools
 import numbers
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bwgemm.contract import check_tile, refuse, why_not_ours
 from jax_bwgemm.epilogues import matmul_with
@@ -35,27 +38,28 @@ from jax_bwgemm.runtime.config import Config, resolve
 
 Array = jax.Array
 Shape = tuple[int, ...]
+Operand = TypeVar("Operand", jax.Array, jax.ShapeDtypeStruct)
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     *,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     alpha: float = 1.0,
-    bias: Any = None,
+    bias: ArrayLike | None = None,
     activation: str | None = None,
-    residual: Any = None,
+    residual: ArrayLike | None = None,
     epilogue: Callable[..., Any] | None = None,
     operands: Sequence[Any] = (),
-    precision: Any = None,
-    out_sharding: Any = None,
+    precision: PrecisionLike = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     tile: Tile | str | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
     deterministic: str | None = None,
-) -> Any:
+) -> Array:
     """`activation(alpha * (a @ b) + bias) + residual`, accumulated in float32 (integers: int32; float8 on Hopper: see
     `precision`) and rounded once.
 
@@ -150,8 +154,9 @@ def matmul(
         own.pop("epilogue")
         for name, x in (("a", a), ("b", b)):
             check_real(name, x, own["out_dtype"])
-        return matmul_with(a, b, epilogue, operands, settings=settings, **own)
-    steps = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
+        fused: Array = matmul_with(a, b, epilogue, operands, settings=settings, **own)  # of several, a tuple
+        return fused
+    steps: dict[str, Any] = {"alpha": alpha, "bias": bias, "activation": activation, "residual": residual}
     params = checked_params(
         a, b, out_dtype=out_dtype, **steps, tile=tile, precision=precision, out_sharding=out_sharding
     )
@@ -261,14 +266,16 @@ def as_array(name: str, x: Any) -> Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
-def of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+def of_one_dtype(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     """A weakly typed operand, as `jnp.full(shape, 1.0)` is, takes the other's dtype where JAX promotes to that. Also of
     what stands for an array."""
     if a.dtype == b.dtype or not (is_weak(a) or is_weak(b)):
         return a, b
     dtype = jax.eval_shape(lambda *x: jnp.zeros((), jnp.result_type(*x)), a, b).dtype
-    a, b = (jax.ShapeDtypeStruct(x.shape, dtype) if _is_shape(x) else x.astype(dtype) for x in (a, b))
-    return a, b
+    found: list[Any] = [
+        x.astype(dtype) if isinstance(x, jax.Array) else jax.ShapeDtypeStruct(x.shape, dtype) for x in (a, b)
+    ]
+    return found[0], found[1]
 
 
 def _is_shape(x: Any) -> bool:

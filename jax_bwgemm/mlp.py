@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from jax_bwgemm.facts.units import unit
 from jax_bwgemm.gated import check_pair
@@ -28,16 +31,16 @@ Array = jax.Array
 
 
 def mlp(
-    x: Any,
-    w_in: Any,
-    w_out: Any,
+    x: ArrayLike,
+    w_in: ArrayLike,
+    w_out: ArrayLike,
     *,
     activation: str = "gelu",
-    bias_in: Any = None,
-    bias_out: Any = None,
-    residual: Any = None,
-    precision: Any = None,
-    out_sharding: Any = None,
+    bias_in: ArrayLike | None = None,
+    bias_out: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    precision: PrecisionLike = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
@@ -74,18 +77,18 @@ def mlp(
 
 
 def gated_mlp(
-    x: Any,
-    w_gate: Any,
-    w_up: Any,
-    w_down: Any,
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    w_down: ArrayLike,
     *,
     activation: str = "silu",
-    bias_gate: Any = None,
-    bias_up: Any = None,
-    bias_down: Any = None,
-    residual: Any = None,
-    precision: Any = None,
-    out_sharding: Any = None,
+    bias_gate: ArrayLike | None = None,
+    bias_up: ArrayLike | None = None,
+    bias_down: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    precision: PrecisionLike = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,

@@ -1,12 +1,16 @@
-"""`import jax_bwgemm` is cheap, quiet and needs nothing but jax."""
+"""`import jax_bwgemm` is cheap, quiet and needs nothing but jax; and what it offers is typed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import typing
 
+import jax
 import pytest
+
+import jax_bwgemm
 
 SCRIPT = """
 import json, sys, threading, time
@@ -50,3 +54,15 @@ def test_quiet(seen):
 def test_nothing_of_the_build(seen):
     heavy = ("jax_bwgemm.kernels", "jax_bwgemm.bench", "jax_bwgemm.cli", "jax_bwgemm.emulator", "cutlass", "flax")
     assert not [module for module in seen["modules"] if module.startswith(heavy)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dot_general", "gated_matmul", "gated_mlp", "gram", "matmul", "matmul_reduce_scatter", "mlp", "newton_schulz"],
+)
+def test_type_checkers_see_arrays(name: str) -> None:
+    """The package says that it is typed: what a user passes and gets is checked in his code, too."""
+    hints = typing.get_type_hints(getattr(jax_bwgemm, name))
+    assert hints["return"] is jax.Array
+    untyped = {parameter for parameter, hint in hints.items() if hint is typing.Any}
+    assert untyped <= {"dimension_numbers", "options"}, untyped
