@@ -109,8 +109,8 @@ def test_what_is_left_to_xla_of_thin_products(monkeypatch: pytest.MonkeyPatch) -
     found = report.load(RESULTS / "h200_thin.json").rows
     own = [row for row in left(found) if row.variant]
     behind = [sum(row.to_best < 0.85 for row in rows) for rows in (found, own)]
-    assert behind == [5, 3]
-    assert f"{len(own)} of the {len(found)} would be left to XLA, three of these five" in text
+    assert behind == [5, 4]
+    assert f"{len(own)} of the {len(found)} would be left to XLA, four of these five" in text
 
 
 def _fastest(name: str) -> dict[Problem, float]:

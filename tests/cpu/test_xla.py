@@ -37,6 +37,7 @@ EXPECTED = {
     "thin": (0.15, 0.60),
     "vector": (0.19, 0.45),
     "rows": (0.08, 0.13),
+    "columns": (0.5, 1.1),
 }
 
 
@@ -54,6 +55,8 @@ EXPECTED = {
         (Problem(5175, 2, 683, a_major="m"), H100, 9.02),
         (Problem(1123, 1, 1688), H100, 3.48),
         (Problem(1, 4948, 2253, a_major="m"), H200, 13.99),
+        (Problem(1, 57, 15101, a_major="m"), H200, 4.02),
+        (Problem(1572, 1, 4253, a_major="m"), H100, 11.17),
     ],
     ids=str,
 )
@@ -216,7 +219,7 @@ def test_what_would_be_left_to_it_by_trees_of_others(name, page, monkeypatch):
     found = []
     for row, product, log in zip(rows, loaded[name], left[name], strict=True):
         problem = row.case.problem
-        if product.kind in ("other", "rows"):
+        if product.kind in ("other", "rows", "columns"):
             learned = product.log - log if xla.KINDS[product.kind].learned else 0.0
             us = H100.constants.launch_us + xla.formula_us(problem, H100) * math.exp(learned)
             monkeypatch.setattr(sooner, "xla_us", lambda *_, us=us: us)
