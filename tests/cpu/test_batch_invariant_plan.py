@@ -128,7 +128,7 @@ def test_candidates_that_are_left_out_stay_in_sight() -> None:
 @pytest.mark.parametrize("how", ["argument", "config", "environment"])
 def test_how_it_is_asked_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `jit` the policy is a part of what is traced."""
-    few = struct(16, 14336), struct(14336, 4096)
+    few = struct(16, 8192), struct(8192, 2048)
     matmul = jax.jit(lambda a, b: jax_bwgemm.matmul(a, b, **CUDA))
     plain = calls(matmul.trace(*few).lower(lowering_platforms=("cuda",)).as_text())[0]["variant"]
     if how == "argument":
@@ -211,7 +211,7 @@ def _uninstalled() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_uninstalled")
 def test_whole_models() -> None:
-    few = struct(16, 14336), struct(14336, 4096)
+    few = struct(16, 8192), struct(8192, 2048)
 
     def lowered(f: Callable[..., Any], *operands: Any) -> list[str]:
         return [call["variant"] for call in calls(hlo(f, *operands))]

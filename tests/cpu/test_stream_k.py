@@ -143,7 +143,7 @@ def test_no_stream_that_int32_cannot_count() -> None:
     assert best_stream(Tile(128, 256, stream_k=True), long, H200) == NO_STREAM
 
 
-@pytest.mark.parametrize("sizes", [(5000, 5000, 5000), (1024, 1024, 65536)])
+@pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (1024, 1024, 65536)])
 def test_tiles_are_shared_where_it_gains(sizes: tuple[int, int, int]) -> None:
     chosen = plan(Problem(*sizes), H200)
     assert chosen.tile is not None and chosen.tile.stream_k
