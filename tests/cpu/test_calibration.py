@@ -94,6 +94,7 @@ def test_it_cuts_what_the_planner_loses_on_products_that_it_was_not_fitted_to(
     assert said in page, said
 
 
+@pytest.mark.long
 def test_what_it_loses_of_many_rows() -> None:
     """Few of which it was fitted to; less, since their transposes are candidates."""
     assert "h200_tall.json" not in json.loads((calibration.SHIPPED / "hopper.json").read_text())["products"]
@@ -421,6 +422,7 @@ def _lost(name: str) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 def test_what_the_correction_lost_on_products_that_it_then_learned_from() -> None:
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     said = f"these chose kernels that lost {100 * statistics.mean(_lost('h200_odd.json')):.1f} %"
