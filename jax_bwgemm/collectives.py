@@ -41,7 +41,7 @@ def all_gather_matmul(
     on_fallback: str | None = None,
     device: str | None = None,
     emulate: str | None = None,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """`matmul(lax.all_gather(a, axis_name, axis=gather_dimension, tiled=True), b)`, in a `jax.shard_map`: while a shard
     is multiplied, the next one arrives.
 

@@ -65,7 +65,7 @@ KINDS = {
     "rows": Kind(2.1, 0.0, 0.0, 1.16, learned=False),
     "other": Kind(3.0, 0.004, 0.0, 1.2, least=1.0, alone=False),  # of which XLA may have any of hundreds of kernels
     # Of n, and of many terms, times a vector: another reduction. Ten were measured; trees, which see them among larger
-    # ones, expect up to 2.6 times as long of those of few columns.
+    # ones, expected up to 2.6 times as long of those of few columns (by hand).
     "columns": Kind(3.4, 0.0, 0.0, 1.9, learned=False),
 }
 

@@ -24,8 +24,6 @@ from jax_bwgemm.facts.arch import Arch, by_name
 from jax_bwgemm.facts.padding import why_not_padded
 from jax_bwgemm.facts.problem import Problem
 from jax_bwgemm.facts.tile import Tile
-from jax_bwgemm.facts.variant import variant_for
-from jax_bwgemm.kernels.aot.catalog import HOPPER_DEEP_WIDE, catalogue
 from jax_bwgemm.planner import calibration, measured
 from jax_bwgemm.planner.calibration import row
 from jax_bwgemm.planner.cost import cost, roofline_us
@@ -35,7 +33,6 @@ from jax_bwgemm.planner.streams import idle
 from jax_bwgemm.planner.trees import Trees
 
 ROOT = Path(__file__).parent.parent.parent
-HOPPER_PAGE = " ".join((ROOT / "docs" / "hopper.md").read_text().split())
 RESULTS = Path(jax_bwgemm.bench.__file__).parent / "results" / "regret"
 HELD_OUT = {
     # The oldest: kernels and orders of before, of which less is learned (1.6 and 5.0 % until h200_sampled.json).
@@ -56,11 +53,6 @@ HELD_OUT = {
 }  # {file: what the choices lose, in the mean and of one in ten, and in times of what the model alone loses}
 LATEST = ("h200_any_sooner_held_out.json", "h200_cases_held_out.json")
 H200 = by_name("h200")
-IN_EIGHTS = {
-    *(f"{shape}x64_cta1_cluster4x2_pingpong" for shape in ("64x96", "128x96", "128x128")),
-    *(f"{shape}x64_cta1_cluster4x2_streamk" for shape in ("64x96", "128x128", "128x160", "128x192")),
-    *("128x64x64_cta1_cluster2x4_pingpong", "64x96x64_cta1_cluster1x1x8"),
-}
 
 
 def test_what_ships_belongs_to_the_constants() -> None:
@@ -178,18 +170,6 @@ def test_it_holds_for_parts_of_long_sums() -> None:
     assert found < 0.4 * alone and said in " ".join((ROOT / "docs" / "architecture.md").read_text().split()), said
 
 
-def test_what_streams_in_clusters_of_four_gained() -> None:
-    """Among kernels that ship, as docs/hopper.md and the changelog say; tiles in clusters of eight came later."""
-    large = Tile(192, 160, cluster_m=2, cluster_n=2, stream_k=True)
-    products = load(RESULTS / "h100_deep.json")[1]
-    _check_gain(products, {str(tile) for tile in (HOPPER_DEEP_WIDE, large)}, IN_EIGHTS)
-
-
-def test_what_clusters_of_eight_gained() -> None:
-    products = [x for x in load(RESULTS / "h100_clusters.json")[1] if min(x.problem.m, x.problem.n) > 64]
-    _check_gain(products, IN_EIGHTS, set())
-
-
 def test_what_was_lost_of_many_matrices() -> None:
     """By the choices of before the correction had learned from them, which the file has."""
     many = [product for product in load(RESULTS / "h200_batched.json")[1] if product.problem.batch > 1]
@@ -199,50 +179,6 @@ def test_what_was_lost_of_many_matrices() -> None:
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     assert f"the choices lost {100 * lost:.1f} % of {len(times)} of these" in page
     assert f"(128*2048x2048x128:nt took {chosen:.0f} us by one tile, and {least:.0f} by another)" in page
-
-
-def test_what_all_tiles_would_gain() -> None:
-    """Beside the kernels that ship, as docs/hopper.md says; and thin ones beside others."""
-    arch, products = load(RESULTS / "h200_explored.json")
-    least = [min(spare.of_what_ships(product, arch.target).times_us.values()) for product in products]
-    behind = [us / min(product.times_us.values()) - 1 for us, product in zip(least, products, strict=True)]
-    mean, p90, most = (f"{100 * x:.1f}" for x in (np.mean(behind), np.percentile(behind, 90), max(behind)))
-    tiles = {tile for product in products for tile, _ in product.times_us}
-    assert f"{len(tiles)} tiles, those that ship among them" in HOPPER_PAGE
-    assert f"over {len(products)} products of an H200" in HOPPER_PAGE
-    said = (
-        f"the fastest that ships is {mean} % behind the fastest of all, of one product in ten {p90} %, at most {most} %"
-    )
-    assert said in HOPPER_PAGE, said
-    few = [product for product in products if min(product.problem.m, product.problem.n) <= 8]
-    leads = []
-    for product in few:
-        thin, others = (
-            min((us for (tile, _), us in product.times_us.items() if tile.is_thin == own), default=math.inf)
-            for own in (True, False)
-        )
-        if thin < others:
-            leads.append((product.problem, others / thin))
-    ((one, lead),) = leads
-    shape = f"({one.m}x{one.n}x{one.k}, by {100 * (lead - 1):.0f} %)"
-    assert f"of the {len(few)} of these products" in HOPPER_PAGE and f"all but one {shape}" in HOPPER_PAGE, shape
-
-
-def _check_gain(products: list[Measured], new: set[str], later: set[str]) -> None:
-    """What the `new` tiles made faster, as docs/hopper.md says, beside all others but `later` ones."""
-    ships = {variant.name for variant in catalogue(["sm_90a"])}
-    gained = []
-    for product in products:
-        forms = {False: product.problem, True: product.problem.transposed}
-        times = [
-            (str(tile) in new, us)
-            for (tile, flips), us in product.times_us.items()
-            if str(tile) not in later and variant_for(forms[flips], tile, "sm_90a").name in ships
-        ]
-        gained.append(1 - min(us for _, us in times) / min(us for is_new, us in times if not is_new))
-    faster = [x for x in gained if x > 0.015]
-    said = f"made {len(faster)} faster by {100 * min(faster):.0f} to {100 * max(faster):.0f} % on an H100"
-    assert f"of {len(gained)} products" in HOPPER_PAGE and said in HOPPER_PAGE, (len(gained), said)
 
 
 def _said(arch: Arch, products: list[Measured], is_calibrated: bool) -> dict[str, float]:

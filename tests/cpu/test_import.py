@@ -58,11 +58,21 @@ def test_nothing_of_the_build(seen):
 
 @pytest.mark.parametrize(
     "name",
-    ["dot_general", "gated_matmul", "gated_mlp", "gram", "matmul", "matmul_reduce_scatter", "mlp", "newton_schulz"],
+    [
+        "all_gather_matmul",
+        "dot_general",
+        "gated_matmul",
+        "gated_mlp",
+        "gram",
+        "matmul",
+        "matmul_reduce_scatter",
+        "mlp",
+        "newton_schulz",
+    ],
 )
 def test_type_checkers_see_arrays(name: str) -> None:
     """The package says that it is typed: what a user passes and gets is checked in his code, too."""
     hints = typing.get_type_hints(getattr(jax_bwgemm, name))
-    assert hints["return"] is jax.Array
+    assert hints["return"] in (jax.Array, jax.Array | tuple[jax.Array, ...])
     untyped = {parameter for parameter, hint in hints.items() if hint is typing.Any}
     assert untyped <= {"dimension_numbers", "options"}, untyped
